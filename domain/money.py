@@ -1,0 +1,44 @@
+"""Money as integers: nano-USD, one rounding per receipt.
+
+Rates are nano-USD per million tokens, so that $0.049 per 1M tokens is 49_000_000 and every
+published price is exact (`docs/decisions/0002-money.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+
+NANO_USD_PER_USD = 1_000_000_000
+TOKENS_PER_RATE_UNIT = 1_000_000
+
+
+def nano_usd(usd: str | Decimal | int) -> int:
+    """The exact nano-USD of a decimal amount of USD. Raises ValueError if it is not exact."""
+    scaled = Decimal(usd) * NANO_USD_PER_USD
+    if scaled != scaled.to_integral_value():
+        raise ValueError(f"{usd} USD is not a whole number of nano-USD")
+    return int(scaled)
+
+
+def usd_text(amount_nano_usd: int) -> str:
+    """A decimal string of USD, at least two decimals and no zeros after them ("0.50")."""
+    sign = "-" if amount_nano_usd < 0 else ""
+    whole, nano = divmod(abs(amount_nano_usd), NANO_USD_PER_USD)
+    decimals = f"{nano:09d}".rstrip("0").ljust(2, "0")
+    return f"{sign}{whole}.{decimals}"
+
+
+def usd_number(amount_nano_usd: int) -> float:
+    """For wire fields that the pages document as numbers; never for arithmetic."""
+    return amount_nano_usd / NANO_USD_PER_USD
+
+
+def price(lines: Iterable[tuple[int, int]]) -> int:
+    """ceil(sum(tokens x rate) / 10^6) in nano-USD over (tokens, rate in nano-USD per 1M tokens).
+
+    One rounding, upwards, per receipt; monotone in every token count, so a charge computed from
+    fewer tokens than a quote never exceeds the quote.
+    """
+    total = sum(tokens * rate for tokens, rate in lines)
+    return -(-total // TOKENS_PER_RATE_UNIT)
