@@ -1,0 +1,61 @@
+"""A registered adapter: `ft:<base>:<org>:<job>`. Its stream id is its name."""
+
+from __future__ import annotations
+
+from domain.aggregate import Aggregate, Envelope, event
+from domain.errors import NotFound
+from domain.messages import AdapterRef, ObjectRef
+
+
+class FineTunedModel(Aggregate, topic="gridline.fine_tuned_model"):
+    """`servable` is false for bases whose fine-tunes are download-only."""
+
+    account_id: str
+    job_id: str
+    base: str
+    base_revision: str
+    config: ObjectRef
+    weights: ObjectRef
+    rank: int
+    servable: bool
+    deleted: bool
+
+    @event("Registered", topic="gridline.fine_tuned_model.registered")
+    def __init__(
+        self,
+        *,
+        id: str,
+        envelope: Envelope,
+        account_id: str,
+        job_id: str,
+        base: str,
+        base_revision: str,
+        config: ObjectRef,
+        weights: ObjectRef,
+        rank: int,
+        servable: bool,
+    ) -> None:
+        self.account_id = account_id
+        self.job_id = job_id
+        self.base = base
+        self.base_revision = base_revision
+        self.config = config
+        self.weights = weights
+        self.rank = rank
+        self.servable = servable
+        self.deleted = False
+
+    @property
+    def adapter(self) -> AdapterRef:
+        """What a batch stages of it."""
+        return AdapterRef(name=self.id, config=self.config, weights=self.weights, rank=self.rank)
+
+    def delete(self, *, envelope: Envelope) -> None:
+        """From now on it cannot be named, listed or downloaded. Raises NotFound if it is gone."""
+        if self.deleted:
+            raise NotFound("No such model.", param="model")
+        self._deleted(envelope=envelope)
+
+    @event("Deleted", topic="gridline.fine_tuned_model.deleted")
+    def _deleted(self, *, envelope: Envelope) -> None:
+        self.deleted = True
