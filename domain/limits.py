@@ -1,0 +1,103 @@
+"""Every bound of the product, each with its reason; units are in the names.
+
+The domain, the projections and the API read them; a bound that an account can have differently is
+only the default here. Nothing else in the product may hold a limit of its own.
+"""
+
+from __future__ import annotations
+
+MIB = 1024 * 1024
+
+# Files
+UPLOAD_BYTES_MAX = 200_000_000
+"""Migration page: a batch input file is at most 200 MB; any upload may be that large."""
+TRAINING_FILE_BYTES_MAX = 64 * MIB
+"""Fine-tuning page: a job's training and validation files are each at most 64 MiB."""
+TRAINING_LINE_BYTES_MAX = 1 * MIB
+"""Fine-tuning page: each line is at most 1 MiB, its line end not counted."""
+ROW_MESSAGES_MAX = 1_024
+"""Fine-tuning page: at most 1,024 messages a line."""
+FILE_KEPT_SECONDS = 30 * 86_400
+"""Fine-tuning page: uploads are deleted after 30 days; batch outputs are kept as long."""
+EXPIRES_AFTER_SECONDS_MIN = 3_600
+"""OpenAI's own range of expires_after."""
+EXPIRES_AFTER_SECONDS_MAX = 30 * 86_400
+"""OpenAI's own range of expires_after."""
+
+# JSON
+JSON_DEPTH_MAX = 64
+"""No honest row or request is deeper; a deep one can exhaust a recursive reader's stack."""
+METADATA_PAIRS_MAX = 16
+"""OpenAI's bound."""
+METADATA_KEY_CHARACTERS_MAX = 64
+"""OpenAI's bound."""
+METADATA_VALUE_CHARACTERS_MAX = 512
+"""OpenAI's bound."""
+
+# Fine-tuning jobs
+SUFFIX_CHARACTERS_MAX = 64
+"""Both pages."""
+SEED_MAX = 2_147_483_647
+"""Migration page: a 31-bit seed, which every library takes."""
+TRAINING_ROWS_MIN = 10
+"""Fine-tuning page: at least 10 rows besides those held out."""
+HOLD_OUT_DIVISOR = 20
+"""Both pages: 5 % of the rows are held out where there is no validation file."""
+HOLD_OUT_ROWS_MIN = 1
+"""Fine-tuning page."""
+HOLD_OUT_ROWS_MAX = 1_000
+"""Fine-tuning page."""
+JOB_SECONDS_MAX = 7_200
+"""Both pages: a job must finish within 2 hours."""
+JOB_SETUP_SECONDS = 600
+"""Kept out of the two hours for loading the base and for casting, checking and registering the
+adapter: the page's largest sizes are each base's speed times the 6,600 seconds left."""
+WAITING_SECONDS_MAX = 86_400
+"""Fine-tuning page: work waits for capacity or credit for up to 24 hours."""
+ADAPTER_BYTES_MAX = 383 * MIB
+"""Fine-tuning page: the largest lora or qlora adapter."""
+DPO_ADAPTER_BYTES_MAX = 128 * MIB
+"""Fine-tuning page: the largest DPO adapter."""
+MODELS_PER_ACCOUNT_MAX = 100
+"""Fine-tuning page: models per account, imports and open jobs' slots included."""
+
+# Accounts: defaults, which an operator can set otherwise
+OPEN_FINE_TUNES_NEW_ACCOUNT = 1
+"""Both pages."""
+OPEN_FINE_TUNES = 3
+"""Both pages: accounts that are no longer new."""
+OPEN_BATCHES_NEW_ACCOUNT = 2
+"""Fine-tuning page, "The job"."""
+DAILY_SPEND_USD_NEW_ACCOUNT = 100
+"""Fine-tuning page, "The job": per UTC day."""
+TRAINING_AT_A_TIME = 1
+"""Both pages: one job trains at a time per account."""
+KEY_DAILY_SPEND_USD_MAX = 1_000
+"""Migration page: the most that a key's daily limit can be set to."""
+KEY_TOTAL_SPEND_USD_MAX = 100_000
+"""Migration page: the most that a key's total limit can be set to."""
+
+# Batches
+BATCH_REQUESTS_MAX = 50_000
+"""Migration page."""
+BATCH_LINE_BYTES_MAX = 16 * MIB
+"""A full context of the longest base fits, escaped as `\\uXXXX`; an endless line does not."""
+CUSTOM_ID_CHARACTERS_MAX = 512
+"""Long enough for paths and hashes; the ids of 50,000 lines stay small."""
+BATCH_ERRORS_MAX = 100
+"""Faults that a failed batch lists, as many as a person reads."""
+FT_MODELS_PER_BATCH_MAX = 8
+"""Migration page; the catalog can set fewer for a base."""
+CHUNK_REQUESTS = 200
+"""Request lines that one attempt of one runner takes."""
+DEFAULT_OUTPUT_TOKENS = 1_024
+"""What a chat line without max_tokens may answer, so that its worst case can be held; the same
+number as the evals page's default."""
+CHOICES_MAX = 128
+"""OpenAI's bound of n."""
+STOP_SEQUENCES_MAX = 4
+"""OpenAI's bound."""
+TOP_LOGPROBS_MAX = 20
+"""OpenAI's bound."""
+EMBEDDING_INPUTS_MAX = 2_048
+"""OpenAI's bound of inputs in one embeddings request."""
