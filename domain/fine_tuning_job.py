@@ -6,7 +6,7 @@
 
 A training is tried once: if its runner is lost after it began, the job fails with
 `platform_interrupted` and nothing is charged; an attempt that never began is made again.
-Reports of an older attempt or another runner change nothing.
+Reports of an older attempt or another runner change nothing, and so do those of a job that ended.
 """
 
 from __future__ import annotations
@@ -79,7 +79,6 @@ class FineTuningJob(Aggregate, topic="gridline.fine_tuning_job"):
     waiting_for: WaitingFor | None
     attempt: int
     runner_id: str | None
-    cancel_requested: bool
     deadline: datetime | None
     step: int
     trained_tokens: int
@@ -104,7 +103,6 @@ class FineTuningJob(Aggregate, topic="gridline.fine_tuning_job"):
         self.waiting_for = None
         self.attempt = 0
         self.runner_id = None
-        self.cancel_requested = False
         self.deadline = None
         self.step = 0
         self.trained_tokens = 0
@@ -116,7 +114,7 @@ class FineTuningJob(Aggregate, topic="gridline.fine_tuning_job"):
 
     @property
     def may_assign(self) -> bool:
-        return self.status == "queued" and self.runner_id is None and not self.cancel_requested
+        return self.status == "queued" and self.runner_id is None
 
     def is_current(self, attempt: Attempt) -> bool:
         """Whether this attempt is the one whose reports count."""
@@ -177,17 +175,15 @@ class FineTuningJob(Aggregate, topic="gridline.fine_tuning_job"):
                 envelope=envelope,
             )
 
-    def request_cancel(self, *, envelope: Envelope) -> None:
-        """Raises InvalidState when the job has ended."""
+    def cancel(self, *, envelope: Envelope) -> None:
+        """Ends the job at once: its attempt, if it has one, is no longer current and is revoked.
+        Nothing is charged. Raises InvalidState when the job has ended."""
         if self.is_terminal:
             raise InvalidState(
-                f"The job has {self.status} and can no longer be cancelled."
-                if self.status != "cancelled"
-                else "The job is cancelled already.",
+                f"The job has ended ({self.status}) and can no longer be cancelled.",
                 param="fine_tuning_job_id",
             )
-        if not self.cancel_requested:
-            self._cancel_requested(envelope=envelope)
+        self._cancelled(trained_tokens=self.trained_tokens, envelope=envelope)
 
     def succeed(
         self,
@@ -221,12 +217,6 @@ class FineTuningJob(Aggregate, topic="gridline.fine_tuning_job"):
             receipt=receipt,
             envelope=envelope,
         )
-
-    def finish_cancel(self, *, trained_tokens: int, envelope: Envelope) -> None:
-        """Nothing runs any more; nothing is charged."""
-        assert self.cancel_requested
-        assert not self.is_terminal
-        self._cancelled(trained_tokens=trained_tokens, envelope=envelope)
 
     @event("Waiting", topic="gridline.fine_tuning_job.waiting")
     def _waiting(self, *, waiting_for: WaitingFor, envelope: Envelope) -> None:
@@ -265,10 +255,6 @@ class FineTuningJob(Aggregate, topic="gridline.fine_tuning_job"):
     ) -> None:
         self.step = step
         self.trained_tokens = trained_tokens
-
-    @event("CancelRequested", topic="gridline.fine_tuning_job.cancel_requested")
-    def _cancel_requested(self, *, envelope: Envelope) -> None:
-        self.cancel_requested = True
 
     @event("Succeeded", topic="gridline.fine_tuning_job.succeeded")
     def _succeeded(

@@ -1,0 +1,98 @@
+"""Storing, deleting and expiring files, and deleting fine-tuned models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from domain.account import Account
+from domain.commands.ownership import file_of, model_of
+from domain.file import File, Purpose, TrainingFacts
+from domain.messages import ObjectRef
+from domain.unit_of_work import PersonalRow, UnitOfWork
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """An upload whose bytes are durable and checked. `file_id` was drawn before the bytes came,
+    since the object's key holds it."""
+
+    file_id: str
+    account_id: str
+    purpose: Purpose
+    object: ObjectRef
+    filename: str
+    expires_at: datetime | None
+    training: TrainingFacts | None
+
+
+def store_file(uow: UnitOfWork, command: StoreFile) -> str:
+    """Records the file; returns its id."""
+    uow.add(
+        File(
+            id=command.file_id,
+            envelope=uow.envelope,
+            account_id=command.account_id,
+            purpose=command.purpose,
+            object=command.object,
+            expires_at=command.expires_at,
+            training=command.training,
+        )
+    )
+    uow.personal(name_row(command.file_id, command.account_id, command.filename))
+    return command.file_id
+
+
+def name_row(file_id: str, account_id: str, filename: str) -> PersonalRow:
+    """The personal row that holds a file's name."""
+    return PersonalRow(
+        "file_names", {"file_id": file_id}, {"account_id": account_id, "filename": filename}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFile:
+    account_id: str
+    file_id: str
+
+
+def delete_file(uow: UnitOfWork, command: DeleteFile) -> str:
+    """Forgets a file and its name; returns the key of the object to delete. Raises NotFound, or
+    InvalidState while open work uses it."""
+    file = file_of(uow, command.account_id, command.file_id, param="id")
+    file.delete(because="asked", envelope=uow.envelope)
+    uow.personal(PersonalRow("file_names", {"file_id": file.id}, None))
+    return file.object.key
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireFile:
+    file_id: str
+
+
+def expire_file(uow: UnitOfWork, command: ExpireFile) -> str | None:
+    """Forgets a file whose time is over and that nothing uses; returns the key of the object to
+    delete, or None if there is nothing to do."""
+    file = uow.get(File, command.file_id)
+    due = file.expires_at is not None and file.expires_at <= uow.now
+    if not due or file.deleted or file.pins:
+        return None
+    file.delete(because="expired", envelope=uow.envelope)
+    uow.personal(PersonalRow("file_names", {"file_id": file.id}, None))
+    return file.object.key
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteModel:
+    account_id: str
+    model: str
+
+
+def delete_model(uow: UnitOfWork, command: DeleteModel) -> tuple[str, str]:
+    """Makes a fine-tuned model unusable and frees its slot; returns the keys of its two objects.
+    A running batch keeps the copy that it staged. Raises NotFound."""
+    model = model_of(uow, command.account_id, command.model)
+    account = uow.get(Account, command.account_id)
+    model.delete(envelope=uow.envelope)
+    account.free_model_slot(model.id, envelope=uow.envelope)
+    return model.config.key, model.weights.key
