@@ -24,6 +24,10 @@ class Settings:
     kafka_cluster_id: str = ""
     """Names the broker's life in tracking rows; the supervisor draws a new one for each embedded
     broker. Empty: the broker is asked."""
+    kafka_partitions: int = 4
+    """Partitions of each of our topics; they are checked at start."""
+    kafka_replication: int = 1
+    """Copies of each topic that is created; at least 3 in production."""
     topic_prefix: str = "gridline."
     """Put before every topic name."""
     object_store_url: str = ""

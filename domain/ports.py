@@ -88,6 +88,11 @@ class Producer(Protocol):
 class Consumer(Protocol):
     """Reads messages, in order within a partition."""
 
+    @property
+    def cluster_id(self) -> str:
+        """Names the broker's life: positions of another one mean nothing here."""
+        ...
+
     async def poll(self, *, timeout_seconds: float) -> Sequence[Record]:
         """The next records, or none when the time is up."""
         ...
