@@ -1,0 +1,421 @@
+"""The log: `eventsourcing` wired to PostgreSQL, and all that is written in one append.
+
+The writer (`adapters/writer.py`) is its only user for writing; readers of the log take `decode`
+from here. The recorder is the library's locked one: every append holds the table's EXCLUSIVE lock
+through its commit, so that ids are given in commit order and a reader never passes over a gap.
+Inline projections, personal rows, positions and snapshots are written under that lock, once the
+ids are known; before it two writers could deadlock. Never turn on the library's database functions
+and never use its `dcb` package: both drop the lock and lose events for readers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from eventsourcing.application import Application
+from eventsourcing.domain import DomainEventProtocol
+from eventsourcing.persistence import (
+    InfrastructureFactory,
+    IntegrityError,
+    Mapper,
+    StoredEvent,
+)
+from eventsourcing.postgres import PostgresApplicationRecorder, PostgresDatastore, PostgresFactory
+from eventsourcing.utils import Environment, EnvType, get_topic, resolve_topic
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import DictRow
+from pydantic_core import from_json
+
+from adapters import snapshots
+from adapters.postgres import (
+    LOCK_TIMEOUT_SECONDS,
+    UnsafeDatabase,
+    personal_statements,
+    refuse_unsafe_server,
+    run_statements,
+)
+from domain.aggregate import Aggregate
+from domain.unit_of_work import A, PersonalRow
+from projections.projection import Projection, Statement
+
+EVENTS_TABLE = "gridline_events"
+CHANNEL = EVENTS_TABLE
+"""What every append notifies, and readers of the log listen to."""
+
+_SELECT_VERSIONS = """
+    SELECT notification_id, originator_id, originator_version FROM gridline_events
+    WHERE notification_id > %s ORDER BY notification_id LIMIT %s
+"""
+_SELECT_STREAM = """
+    SELECT originator_id, originator_version, topic, state FROM gridline_events
+    WHERE originator_id = %s AND originator_version > %s ORDER BY originator_version
+"""
+_SELECT_SNAPSHOT = """
+    SELECT originator_version, state FROM gridline_snapshots
+    WHERE originator_id = %s AND shape = %s
+"""
+_SELECT_STORED = """
+    SELECT e.originator_id, e.originator_version, e.topic, e.state
+    FROM gridline_events e
+    JOIN unnest(%s::text[], %s::bigint[]) AS asked (id, version)
+      ON e.originator_id = asked.id AND e.originator_version = asked.version
+"""
+_SELECT_POSITIONS = """
+    SELECT application_name, notification_id FROM gridline_tracking
+    WHERE application_name = ANY(%s)
+"""
+_SET_POSITION = """
+    INSERT INTO gridline_tracking AS t (application_name, notification_id)
+    VALUES (%(name)s, %(position)s)
+    ON CONFLICT (application_name) DO UPDATE SET notification_id = excluded.notification_id
+    WHERE t.notification_id < excluded.notification_id
+    RETURNING notification_id
+"""
+_SET_SNAPSHOT = """
+    INSERT INTO gridline_snapshots AS s
+        (originator_id, originator_version, topic, shape, state)
+    VALUES (%(id)s, %(version)s, %(topic)s, %(shape)s, %(state)s)
+    ON CONFLICT (originator_id) DO UPDATE SET
+        originator_version = excluded.originator_version, topic = excluded.topic,
+        shape = excluded.shape, state = excluded.state
+    WHERE s.originator_version < excluded.originator_version OR s.shape <> excluded.shape
+"""
+
+
+class PositionConflict(Exception):
+    """A position of the append is not greater than the stored one; nothing was written."""
+
+
+class RowConflict(Exception):
+    """A row of the append, not an event, broke a constraint; nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """All that one save writes, in one commit. `snapshots` are aggregates in their new state."""
+
+    events: Sequence[Aggregate.Event] = ()
+    personal: Sequence[PersonalRow] = ()
+    positions: Mapping[str, int] = field(default_factory=dict)
+    snapshots: Sequence[Aggregate] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.events or self.personal or self.positions)
+
+
+class EventMapper(Mapper[str]):
+    """Events to JSON and back, validated, old versions upcast step by step.
+
+    A changed event class raises its `class_version` and has one static method
+    `upcast_v<n>_v<n+1>(state: dict)` for each step, which changes the parsed JSON in place.
+    """
+
+    def __init__(self) -> None:
+        """Has no transcoder, compressor or cipher: pydantic does the work."""
+
+    def to_stored_event(self, domain_event: DomainEventProtocol[str]) -> StoredEvent:
+        assert isinstance(domain_event, Aggregate.Event)
+        return stored(domain_event)
+
+    def to_domain_event(self, stored_event: StoredEvent) -> Aggregate.Event:
+        return decode(
+            topic=stored_event.topic,
+            originator_id=str(stored_event.originator_id),
+            originator_version=stored_event.originator_version,
+            state=stored_event.state,
+        )
+
+
+def stored(event: Aggregate.Event) -> StoredEvent:
+    """The event as the log keeps it: JSON without what the row's columns say."""
+    state = event.model_dump_json(exclude={"originator_id", "originator_version"}).encode()
+    version = getattr(type(event), "class_version", 1)
+    if version > 1:
+        state = json.dumps({**json.loads(state), "class_version": version}).encode()
+    return StoredEvent(
+        originator_id=event.originator_id,
+        originator_version=event.originator_version,
+        topic=get_topic(type(event)),
+        state=state,
+    )
+
+
+def decode(
+    *, topic: str, originator_id: str, originator_version: int, state: bytes
+) -> Aggregate.Event:
+    """The event of one row of the log."""
+    event_class: type[Aggregate.Event] = resolve_topic(topic)
+    fields: dict[str, Any] = from_json(state)
+    version: int = fields.pop("class_version", 1)
+    while version < getattr(event_class, "class_version", 1):
+        getattr(event_class, f"upcast_v{version}_v{version + 1}")(fields)
+        version += 1
+    fields["originator_id"] = originator_id
+    fields["originator_version"] = originator_version
+    return event_class.model_validate(fields)
+
+
+def fold(events: Sequence[Aggregate.Event], start: A | None = None) -> A | None:
+    """The aggregate that these events make, from a snapshot or from nothing."""
+    aggregate = start
+    for event in events:
+        aggregate = event.mutate(aggregate)
+    return aggregate
+
+
+class LogRecorder(PostgresApplicationRecorder):
+    """The library's locked recorder, which also writes the rest of an append under the lock."""
+
+    def __init__(
+        self,
+        datastore: PostgresDatastore,
+        *,
+        events_table_name: str = EVENTS_TABLE,
+        projections: Sequence[Projection] = (),
+    ) -> None:
+        super().__init__(datastore, events_table_name=events_table_name)
+        self._projections = projections
+
+    def _fetch_ids_after_insert_events(
+        self,
+        curs: psycopg.Cursor[DictRow],
+        stored_events: Sequence[StoredEvent],
+        *,
+        append: Append | None = None,
+        **kwargs: Any,
+    ) -> Sequence[int]:
+        assert append is not None, "the log is written by EventStore.append alone"
+        positions = super()._fetch_ids_after_insert_events(curs, stored_events, **kwargs)
+        assert positions is not None
+        self._write_rows(curs.connection, append, positions)
+        return positions
+
+    def write_without_events(self, append: Append) -> None:
+        """Personal rows and positions of commands that made no event, under the same lock."""
+        with (
+            self.datastore.get_connection() as connection,
+            connection.pipeline(),
+            connection.transaction(),
+        ):
+            self._lock_table(connection.cursor())
+            self._write_rows(connection, append, ())
+
+    def _write_rows(
+        self, connection: psycopg.Connection[DictRow], append: Append, positions: Sequence[int]
+    ) -> None:
+        tracked = []
+        for name, position in sorted(append.positions.items()):
+            cursor = connection.cursor()
+            cursor.execute(_SET_POSITION, {"name": name, "position": position}, prepare=True)
+            tracked.append(cursor)
+        for projection in self._projections:
+            run_statements(connection, _statements(projection, append.events, positions))
+        for statement, parameters in personal_statements(append.personal):
+            connection.cursor().execute(statement, parameters, prepare=True)
+        for aggregate in append.snapshots:
+            connection.cursor().execute(_SET_SNAPSHOT, _snapshot_row(aggregate), prepare=True)
+        # One more round trip, so that a row that breaks a constraint is named here.
+        last = connection.cursor()
+        try:
+            last.execute("SELECT 1").fetchone()
+            if any(cursor.fetchone() is None for cursor in tracked):
+                raise PositionConflict
+        except psycopg.IntegrityError as error:
+            raise RowConflict(
+                f"{type(error).__name__} in table {error.diag.table_name}, "
+                f"constraint {error.diag.constraint_name}"
+            ) from None
+
+
+def _statements(
+    projection: Projection, events: Sequence[Aggregate.Event], positions: Sequence[int]
+) -> list[Statement]:
+    return [
+        statement
+        for event, position in zip(events, positions, strict=True)
+        for statement in projection.apply(event, position)
+    ]
+
+
+def _snapshot_row(aggregate: Aggregate) -> dict[str, Any]:
+    return {
+        "id": aggregate.id,
+        "version": aggregate.version,
+        "topic": type(aggregate).TOPIC,
+        "shape": snapshots.shape(type(aggregate)),
+        "state": snapshots.encode(aggregate),
+    }
+
+
+class EventStore(Application[str]):
+    """The one application object of a process that writes to the log.
+
+    Raises UnsafeDatabase where the server or the library's settings could lose what is
+    acknowledged.
+    """
+
+    name = "gridline"
+
+    def __init__(
+        self,
+        database_url: str,
+        *,
+        projections: Sequence[Projection] = (),
+        library_settings: Mapping[str, str] | None = None,
+        accept_lossy_server: bool = False,
+    ) -> None:
+        """`accept_lossy_server` is for tests, whose server runs without fsync."""
+        self._conninfo = conninfo_to_dict(database_url)
+        self._projections = projections
+        super().__init__(_library_environment(self._conninfo, library_settings or {}))
+        try:
+            self._refuse_unsafe_settings()
+            if not accept_lossy_server:
+                self._refuse_unsafe_server()
+        except BaseException:
+            self.close()
+            raise
+
+    def construct_env(self, name: str, env: EnvType | None = None) -> Environment:
+        """Ours alone: a variable in the process's environment must not turn off the lock."""
+        return Environment(name, env)
+
+    def construct_factory(self, env: Environment) -> InfrastructureFactory[Any]:
+        factory: InfrastructureFactory[Any] = super().construct_factory(env)
+        assert isinstance(factory, PostgresFactory)
+        self._datastore = factory.datastore
+        kwargs = factory.datastore.pool.kwargs
+        assert isinstance(kwargs, dict)
+        for key, value in self._conninfo.items():
+            kwargs.setdefault(key, value)
+        kwargs["application_name"] = "gridline-writer"
+        return factory
+
+    def construct_mapper(self) -> Mapper[str]:
+        return EventMapper()
+
+    def construct_recorder(self) -> LogRecorder:
+        self.log_recorder = LogRecorder(self._datastore, projections=self._projections)
+        return self.log_recorder
+
+    def append(self, append: Append) -> Sequence[int]:
+        """Writes all of it in one commit and returns the events' positions.
+
+        Raises IntegrityError when a stream has moved on (or when our own commit's answer was lost
+        and the library tried again: ask `landed`), PositionConflict, RowConflict, and
+        OperationalError or InterfaceError when the database cannot be reached.
+        """
+        if not append.events:
+            if append:
+                self.log_recorder.write_without_events(append)
+            return ()
+        recordings = self.events.put(append.events, append=append)
+        return [recording.notification.id for recording in recordings]
+
+    def landed(self, events: Sequence[Aggregate.Event]) -> bool:
+        """Whether exactly these events are stored, once every append now under way has ended."""
+        expected = {(e.originator_id, e.originator_version): stored(e) for e in events}
+        ids, versions = zip(*expected, strict=True)
+        with self._datastore.get_connection() as connection, connection.transaction():
+            for statement in self.log_recorder.lock_table_statements:
+                connection.execute(statement)
+            rows = connection.execute(_SELECT_STORED, (list(ids), list(versions))).fetchall()
+        found = {(r["originator_id"], r["originator_version"]): r for r in rows}
+        return all(
+            key in found
+            and found[key]["topic"] == event.topic
+            and bytes(found[key]["state"]) == event.state
+            for key, event in expected.items()
+        )
+
+    def load(self, cls: type[A], id: str) -> A | None:
+        """The aggregate of that id from its snapshot and the events after it, or None.
+
+        None too if the stream holds an aggregate of another class.
+        """
+        start = self._snapshot(cls, id) if snapshots.interval(cls) else None
+        after = start.version if start else 0
+        with self._datastore.get_connection() as connection:
+            rows = connection.execute(_SELECT_STREAM, (id, after), prepare=True).fetchall()
+        aggregate = fold([decode(**row) for row in rows], start)
+        return aggregate if isinstance(aggregate, cls) else None
+
+    def _snapshot(self, cls: type[A], id: str) -> A | None:
+        with self._datastore.get_connection() as connection:
+            row = connection.execute(
+                _SELECT_SNAPSHOT, (id, snapshots.shape(cls)), prepare=True
+            ).fetchone()
+        if row is None:
+            return None
+        return snapshots.decode(
+            cls, id=id, version=row["originator_version"], state=bytes(row["state"])
+        )
+
+    def last_position(self) -> int:
+        """The position of the newest event; 0 for an empty log."""
+        return self.recorder.max_notification_id() or 0
+
+    def versions_after(self, position: int, *, limit: int) -> list[tuple[int, str, int]]:
+        """(position, stream id, version) of the events after a position, oldest first."""
+        with self._datastore.get_connection() as connection:
+            rows = connection.execute(_SELECT_VERSIONS, (position, limit), prepare=True).fetchall()
+        return [(r["notification_id"], r["originator_id"], r["originator_version"]) for r in rows]
+
+    def positions(self, names: Sequence[str]) -> dict[str, int]:
+        """The stored positions of these names; names never recorded are missing."""
+        with self._datastore.get_connection() as connection:
+            rows = connection.execute(_SELECT_POSITIONS, (list(names),), prepare=True).fetchall()
+        return {row["application_name"]: row["notification_id"] for row in rows}
+
+    def _refuse_unsafe_settings(self) -> None:
+        if self._datastore.enable_db_functions:
+            raise UnsafeDatabase(
+                "POSTGRES_ENABLE_DB_FUNCTIONS drops the log's lock: readers would lose events"
+            )
+        lock = sql.SQL("LOCK TABLE {0}.{1} IN EXCLUSIVE MODE").format(
+            sql.Identifier(self._datastore.schema), sql.Identifier(EVENTS_TABLE)
+        )
+        if lock not in self.log_recorder.lock_table_statements:
+            raise UnsafeDatabase("the log's recorder does not lock its table")
+
+    def _refuse_unsafe_server(self) -> None:
+        with self._datastore.get_connection() as connection:
+            refuse_unsafe_server(connection)
+
+
+def _library_environment(
+    conninfo: Mapping[str, Any], settings: Mapping[str, str]
+) -> dict[str, str]:
+    return {
+        "PERSISTENCE_MODULE": "eventsourcing.postgres",
+        "ORIGINATOR_ID_TYPE": "text",
+        "CREATE_TABLE": "n",
+        "POSTGRES_DBNAME": str(conninfo.get("dbname", "")),
+        "POSTGRES_HOST": str(conninfo.get("host", "")),
+        "POSTGRES_PORT": str(conninfo.get("port", "5432")),
+        "POSTGRES_USER": str(conninfo.get("user", "")),
+        "POSTGRES_PASSWORD": str(conninfo.get("password", "")),
+        "POSTGRES_POOL_SIZE": "1",
+        "POSTGRES_MAX_OVERFLOW": "1",
+        "POSTGRES_CONNECT_TIMEOUT": "3",
+        "POSTGRES_LOCK_TIMEOUT": str(LOCK_TIMEOUT_SECONDS),
+        **settings,
+    }
+
+
+__all__ = [
+    "CHANNEL",
+    "Append",
+    "EventStore",
+    "IntegrityError",
+    "PositionConflict",
+    "RowConflict",
+    "decode",
+    "fold",
+    "stored",
+]

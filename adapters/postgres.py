@@ -1,0 +1,120 @@
+"""Connections to PostgreSQL, the refusal of unsafe servers, and rows written with an append.
+
+The event store, the projection runner, the read side and migrations connect through here. It never
+decides anything and never touches an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+from domain.unit_of_work import PersonalRow
+from projections.projection import Statement
+
+Connection = psycopg.Connection[dict[str, Any]]
+
+SERVER_VERSION_MIN = 170_000
+LOCK_TIMEOUT_SECONDS = 5
+"""How long an append waits for the log's lock before it is tried again."""
+
+_REQUIRED_SETTINGS = {
+    "fsync": ("on",),
+    "full_page_writes": ("on",),
+    "synchronous_commit": ("on", "local", "remote_write", "remote_apply"),
+}
+
+
+class UnsafeDatabase(Exception):
+    """The server or its settings could lose what was acknowledged; the process must not start."""
+
+
+def connect(url: str, *, name: str, autocommit: bool = True) -> Connection:
+    """One connection with dict rows; `name` shows in pg_stat_activity."""
+    return psycopg.connect(
+        url,
+        autocommit=autocommit,
+        row_factory=dict_row,
+        application_name=name,
+        connect_timeout=5,
+    )
+
+
+def refuse_unsafe_server(connection: Connection) -> None:
+    """Raises UnsafeDatabase, naming the setting, where a commit could be lost or the log's
+    privileges do not exist."""
+    if connection.info.server_version < SERVER_VERSION_MIN:
+        raise UnsafeDatabase(
+            f"PostgreSQL {SERVER_VERSION_MIN // 10_000} or newer is needed (MAINTAIN privilege); "
+            f"this is {connection.info.server_version // 10_000}"
+        )
+    for setting, accepted in _REQUIRED_SETTINGS.items():
+        row = connection.execute("SELECT current_setting(%s) AS value", (setting,)).fetchone()
+        value = row["value"] if row else None
+        if value not in accepted:
+            raise UnsafeDatabase(
+                f"PostgreSQL runs with {setting} = {value}: an acknowledged charge could be lost. "
+                f"Set {setting} = on"
+            )
+
+
+def run_statements(connection: Connection, statements: Iterable[Statement]) -> None:
+    """Runs statements in order, neighbours of the same text as one prepared group."""
+    for text, group in groupby(statements, key=itemgetter(0)):
+        with connection.cursor() as cursor:
+            cursor.executemany(sql.SQL(text), [parameters for _, parameters in group])
+
+
+def personal_statements(rows: Sequence[PersonalRow]) -> list[tuple[sql.Composed, dict[str, Any]]]:
+    """Upserts and deletes; dicts and lists are stored as jsonb."""
+    return [(_personal_sql(*_personal_shape(row)), _personal_parameters(row)) for row in rows]
+
+
+def _personal_shape(row: PersonalRow) -> tuple[str, tuple[str, ...], tuple[str, ...] | None]:
+    values = None if row.values is None else tuple(row.values)
+    return row.table, tuple(row.key), values
+
+
+def _personal_parameters(row: PersonalRow) -> dict[str, Any]:
+    columns: Mapping[str, Any] = {**row.key, **(row.values or {})}
+    return {
+        name: Jsonb(value) if isinstance(value, dict | list) else value
+        for name, value in columns.items()
+    }
+
+
+@cache
+def _personal_sql(table: str, key: tuple[str, ...], values: tuple[str, ...] | None) -> sql.Composed:
+    if values is None:
+        return sql.SQL("DELETE FROM {table} WHERE {match}").format(
+            table=sql.Identifier(table), match=_assignments(key, " AND ")
+        )
+    columns = (*key, *values)
+    action = (
+        sql.SQL("DO UPDATE SET {}").format(_assignments(values, ", "))
+        if values
+        else sql.SQL("DO NOTHING")
+    )
+    return sql.SQL(
+        "INSERT INTO {table} ({columns}) VALUES ({values}) ON CONFLICT ({key}) {action}"
+    ).format(
+        table=sql.Identifier(table),
+        columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
+        values=sql.SQL(", ").join(map(sql.Placeholder, columns)),
+        key=sql.SQL(", ").join(map(sql.Identifier, key)),
+        action=action,
+    )
+
+
+def _assignments(columns: tuple[str, ...], separator: str) -> sql.Composed:
+    return sql.SQL(separator).join(
+        sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder(name)) for name in columns
+    )
