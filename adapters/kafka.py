@@ -15,7 +15,12 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+from aiokafka.errors import (
+    KafkaError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
 from aiokafka.partitioner import DefaultPartitioner
 
 from adapters.settings import Settings
@@ -124,21 +129,27 @@ async def runner_consumer(settings: Settings, runner_id: str) -> Consumer:
 async def group_consumer(
     settings: Settings, *, topics: Sequence[str], group: str, starting_positions: StartingPositions
 ) -> Consumer:
-    """Shares the partitions of `topics` with the other members of `group`.
+    """Shares the partitions of `topics` with the other members of `group`; without
+    `settings.kafka_groups` it reads them all itself.
 
     At each assignment it goes on after what `starting_positions` answers, else from the beginning.
     `poll` raises what `starting_positions` raised. Raises KafkaError.
     """
     cluster_id = await _cluster_id(settings)
-    client = _consumer_client(settings, group=settings.topic_prefix + group)
+    names = [settings.topic_prefix + topic for topic in topics]
+    grouped = settings.kafka_groups
+    client = _consumer_client(settings, group=settings.topic_prefix + group if grouped else None)
     consumer = KafkaConsumer(
-        client, topic_prefix=settings.topic_prefix, cluster_id=cluster_id, commits=True
+        client, topic_prefix=settings.topic_prefix, cluster_id=cluster_id, commits=grouped
     )
-    client.subscribe(
-        [settings.topic_prefix + topic for topic in topics],
-        listener=_Positioning(consumer, starting_positions),
-    )
+    positioning = _Positioning(consumer, starting_positions)
+    if grouped:
+        client.subscribe(names, listener=positioning)
     await _start(client)
+    if not grouped:
+        every = [TopicPartition(t, p) for t in names for p in range(settings.kafka_partitions)]
+        client.assign(every)
+        await positioning.on_partitions_assigned(every)
     return consumer
 
 
@@ -310,10 +321,13 @@ async def _create_and_check(settings: Settings, wanted: Sequence[str]) -> None:
     finally:
         await admin.close()
     for topic in wanted:
-        if found.get(topic) != settings.kafka_partitions:
+        if topic not in found:
+            # Apache Kafka tells of a new topic a moment after it has made it.
+            raise UnknownTopicOrPartitionError(topic)
+        if found[topic] != settings.kafka_partitions:
             raise KafkaUnusable(
-                f"Topic {topic} has {found.get(topic, 0)} partitions, GRIDLINE_KAFKA_PARTITIONS "
-                f"says {settings.kafka_partitions}"
+                f"Topic {topic} has {found[topic]} partitions, GRIDLINE_KAFKA_PARTITIONS says "
+                f"{settings.kafka_partitions}"
             )
 
 

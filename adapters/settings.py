@@ -21,6 +21,9 @@ class Settings:
     """host:port of a broker, or several with commas."""
     kafka_idempotent: bool = False
     """Idempotent producers: for Apache Kafka; the embedded broker has none."""
+    kafka_groups: bool = True
+    """Workers share partitions as a consumer group. Off: the one worker reads all of them itself;
+    the embedded broker takes ten seconds and more to give a group to the next member."""
     kafka_cluster_id: str = ""
     """Names the broker's life in tracking rows; the supervisor draws a new one for each embedded
     broker. Empty: the broker is asked."""
