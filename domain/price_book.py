@@ -21,7 +21,7 @@ class PriceBook(Aggregate, topic="gridline.price_book"):
         """The newest version, which new quotes pin."""
         return self.lists[max(self.lists)]
 
-    def version(self, version: int) -> PriceList:
+    def of_version(self, version: int) -> PriceList:
         """A pinned version."""
         return self.lists[version]
 

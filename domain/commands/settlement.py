@@ -60,12 +60,12 @@ def capture_hold(uow: UnitOfWork, work_id: str, charge_nano_usd: int) -> None:
     uow.get(KeySpend, hold.key_id).charge(work_id, charge_nano_usd, envelope=uow.envelope)
 
 
-def release_hold(uow: UnitOfWork, work_id: str, *, expired: bool = False) -> None:
+def release_hold(uow: UnitOfWork, work_id: str) -> None:
     """Ends the hold without a charge; work that never started has none."""
     hold = uow.find(CreditHold, hold_id(work_id))
     if hold is None or not hold.is_open:
         return
-    if expired:
+    if uow.now >= hold.expires_at:
         hold.expire(envelope=uow.envelope)
     else:
         hold.release(envelope=uow.envelope)

@@ -1,0 +1,266 @@
+"""A batch's commands, from its validation to its end; creating one is in `create_batch.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from domain import ids
+from domain.account import Account
+from domain.batch import Batch, BatchPlan, ChunkPlan, LineError
+from domain.catalog import CATALOG
+from domain.commands.files import name_row
+from domain.commands.ownership import batch_of
+from domain.commands.settlement import HoldTerms, capture_hold, place_hold, release_hold
+from domain.file import File
+from domain.fine_tuned_model import FineTunedModel
+from domain.limits import FILE_KEPT_SECONDS
+from domain.messages import AdapterRef, ObjectRef
+from domain.price_book import PriceBook
+from domain.prices import charge_for_batch
+from domain.receipt import Receipt, ReceiptLine
+from domain.unit_of_work import UnitOfWork
+
+HOLD_MARGIN = timedelta(hours=1)
+"""A hold outlives its batch's window by this, so that the end of the window settles it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatchPlan:
+    """Validation read the whole file and found nothing wrong. `first_lines` names for each `ft:`
+    model the line that names it first."""
+
+    batch_id: str
+    base: str
+    requests: int
+    chunks: tuple[ChunkPlan, ...]
+    first_lines: Mapping[str, int]
+    maximum_nano_usd: int
+
+
+def record_batch_plan(uow: UnitOfWork, command: RecordBatchPlan) -> None:
+    """Records the plan, or fails the batch if a model was deleted meanwhile."""
+    batch = uow.get(Batch, command.batch_id)
+    if batch.status != "validating" or batch.plan is not None:
+        return
+    adapters: list[AdapterRef] = []
+    errors: list[LineError] = []
+    for name, line in sorted(command.first_lines.items()):
+        model = uow.find(FineTunedModel, name)
+        if model is None or model.account_id != batch.account_id or model.deleted:
+            errors.append(
+                LineError(
+                    code="model_not_found",
+                    message="The line names a model that your account does not have.",
+                    param="body.model",
+                    line=line,
+                )
+            )
+        else:
+            adapters.append(model.adapter)
+    if errors:
+        _end_failed(uow, batch, tuple(errors))
+        return
+    batch.record_plan(
+        BatchPlan(
+            base=command.base,
+            base_revision=CATALOG[command.base].revision or "unpinned",
+            requests=command.requests,
+            chunks=command.chunks,
+            adapters=tuple(adapters),
+            maximum_nano_usd=command.maximum_nano_usd,
+        ),
+        envelope=uow.envelope,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FailBatch:
+    """Validation found faults: up to 100 of them."""
+
+    batch_id: str
+    errors: tuple[LineError, ...]
+
+
+def fail_batch(uow: UnitOfWork, command: FailBatch) -> None:
+    """Ends a batch that cannot run. Nothing ran and nothing is charged."""
+    batch = uow.get(Batch, command.batch_id)
+    if batch.status == "validating":
+        _end_failed(uow, batch, command.errors)
+
+
+@dataclass(frozen=True, slots=True)
+class StartBatch:
+    batch_id: str
+
+
+def start_batch(uow: UnitOfWork, command: StartBatch) -> None:
+    """Holds the credit and lets chunks be assigned; or waits for the account's own holds; or fails
+    with `insufficient_quota`."""
+    batch = uow.get(Batch, command.batch_id)
+    if batch.status != "validating" or batch.plan is None:
+        return
+    funding = place_hold(
+        uow,
+        HoldTerms(
+            work_id=batch.id,
+            account_id=batch.account_id,
+            key_id=batch.key_id,
+            maximum_nano_usd=batch.plan.maximum_nano_usd,
+            price_version=batch.price_version,
+            expires_at=batch.expires_at + HOLD_MARGIN,
+        ),
+    )
+    if funding == "held":
+        batch.start(envelope=uow.envelope)
+    elif funding == "wait":
+        batch.wait("customer_credit", envelope=uow.envelope)
+    else:
+        no_credit = LineError(
+            code="insufficient_quota",
+            message="Your credit does not cover the most that this batch can cost. Add credit, or "
+            "lower max_completion_tokens, and create it again.",
+            param=None,
+            line=None,
+        )
+        _end_failed(uow, batch, (no_credit,))
+
+
+@dataclass(frozen=True, slots=True)
+class CancelBatch:
+    account_id: str
+    batch_id: str
+
+
+def cancel_batch(uow: UnitOfWork, command: CancelBatch) -> None:
+    """Stops what runs and keeps what is finished. Raises NotFound or InvalidState."""
+    batch_of(uow, command.account_id, command.batch_id).request_cancel(envelope=uow.envelope)
+
+
+@dataclass(frozen=True, slots=True)
+class EndBatchWindow:
+    batch_id: str
+
+
+def end_batch_window(uow: UnitOfWork, command: EndBatchWindow) -> None:
+    """The completion window is over."""
+    batch = uow.get(Batch, command.batch_id)
+    if not batch.is_terminal and uow.now >= batch.expires_at:
+        batch.end_window(envelope=uow.envelope)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    """An output or error file whose bytes are durable; `lines` counts its lines."""
+
+    object: ObjectRef
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishBatch:
+    """Both files are complete; a null one would be empty."""
+
+    batch_id: str
+    output: ResultFile | None
+    errors: ResultFile | None
+
+
+def finish_batch(uow: UnitOfWork, command: FinishBatch) -> None:
+    """Registers the files, settles the hold, frees the slot and ends the batch, in one append.
+    Finishing twice is finishing once."""
+    batch = uow.get(Batch, command.batch_id)
+    if not batch.may_finalize:
+        return
+    output_id = _store_result(uow, batch, "output", command.output)
+    error_id = _store_result(uow, batch, "error", command.errors)
+    receipt = _receipt(uow, batch, any_succeeded=command.output is not None)
+    if receipt is not None:
+        capture_hold(uow, batch.id, receipt.charge_nano_usd)
+    else:
+        release_hold(uow, batch.id)
+    _free(uow, batch)
+    batch.finish(
+        output_file_id=output_id,
+        error_file_id=error_id,
+        completed=command.output.lines if command.output else 0,
+        failed=command.errors.lines if command.errors else 0,
+        receipt=receipt,
+        envelope=uow.envelope,
+    )
+
+
+def _receipt(uow: UnitOfWork, batch: Batch, *, any_succeeded: bool) -> Receipt | None:
+    """The charge of what finished, or None where nothing is charged (`docs/errors.md`)."""
+    usage = batch.usage()
+    if batch.plan is None or not any_succeeded or not usage:
+        return None
+    prices = uow.get(PriceBook, ids.PRICE_BOOK_ID).of_version(batch.price_version)
+    with_minimum = batch.ending == "completed"
+    charge = charge_for_batch(
+        prices=prices, usage=usage, any_succeeded=any_succeeded, with_minimum=with_minimum
+    )
+    maximum = batch.plan.maximum_nano_usd
+    lines: list[ReceiptLine] = []
+    for used in usage:
+        rates = prices.of(used.model)
+        lines.append(
+            ReceiptLine(
+                what="input",
+                model=used.model,
+                tokens=used.input_tokens,
+                rate_nano_usd_per_mtok=rates.input_nano_usd_per_mtok,
+            )
+        )
+        lines.append(
+            ReceiptLine(
+                what="output",
+                model=used.model,
+                tokens=used.output_tokens,
+                rate_nano_usd_per_mtok=rates.output_nano_usd_per_mtok,
+            )
+        )
+    charge = min(charge, maximum)
+    return Receipt(
+        price_version=batch.price_version,
+        base=batch.plan.base,
+        base_revision=batch.plan.base_revision,
+        lines=tuple(lines),
+        minimum_nano_usd=prices.of(batch.plan.base).minimum_per_batch_nano_usd,
+        minimum_applies=with_minimum,
+        maximum_nano_usd=maximum,
+        charge_nano_usd=charge,
+        returned_nano_usd=maximum - charge,
+        input_sha256=(batch.input.sha256,),
+    )
+
+
+def _store_result(
+    uow: UnitOfWork, batch: Batch, role: str, result: ResultFile | None
+) -> str | None:
+    if result is None:
+        return None
+    seconds = batch.output_expires_seconds or FILE_KEPT_SECONDS
+    file = File(
+        id=ids.derived_file_id(batch.id, role),
+        envelope=uow.envelope,
+        account_id=batch.account_id,
+        purpose="batch_output",
+        object=result.object,
+        expires_at=uow.now + timedelta(seconds=seconds),
+        training=None,
+    )
+    uow.add(file)
+    uow.personal(name_row(file.id, batch.account_id, f"{batch.id}_{role}.jsonl"))
+    return file.id
+
+
+def _end_failed(uow: UnitOfWork, batch: Batch, errors: tuple[LineError, ...]) -> None:
+    _free(uow, batch)
+    batch.fail(errors, envelope=uow.envelope)
+
+
+def _free(uow: UnitOfWork, batch: Batch) -> None:
+    uow.get(Account, batch.account_id).free_batch_slot(batch.id, envelope=uow.envelope)
+    uow.get(File, batch.input_file_id).unpin(batch.id, envelope=uow.envelope)
