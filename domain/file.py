@@ -24,7 +24,9 @@ class TrainingFacts(StoredModel):
     """What the check of a fine-tune file found (fine-tuning page, "Training files").
 
     `token_bounds` and `token_estimates` are per base id: an upper bound from the UTF-8 bytes, the
-    template's own tokens included, and a conservative estimate from the text.
+    template's own tokens included, and a conservative estimate from the text. `sample_estimates`
+    has the bases that train several samples of a row (`domain/catalog.py`, `samples_per_turn`):
+    the estimate over all samples, which counts for time and never for money.
     """
 
     kind: Literal["chat", "preference"]
@@ -32,6 +34,7 @@ class TrainingFacts(StoredModel):
     messages: int
     token_bounds: dict[str, int]
     token_estimates: dict[str, int]
+    sample_estimates: dict[str, int] = {}
     first_row_that_does_not_alternate: int | None
 
 
