@@ -135,6 +135,14 @@ class RateLimited(GridlineError):
     retryable = True
 
 
+class ConcurrentUpdate(GridlineError):
+    """Others changed the same objects again and again while this was decided; nothing was done."""
+
+    status = 409
+    code = "concurrent_update"
+    retryable = True
+
+
 class Overloaded(GridlineError):
     """The server cannot take more work just now."""
 

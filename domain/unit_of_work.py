@@ -9,6 +9,7 @@ since whatever it changed is saved when it returns.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
@@ -86,3 +87,37 @@ class UnitOfWork(Protocol):
 
 
 Handler = Callable[[UnitOfWork, C], R]
+
+
+class CommandWriter(Protocol):
+    """Who runs commands: `adapters.writer.Writer`, or in tests `adapters.memory_store.MemoryWriter`.
+
+    `tracking` is a (name, position) recorded in the command's append. Besides what the handler
+    raises: DuplicateDelivery, ConcurrentUpdate, Overloaded, StorageOutcomeUnknown.
+    """
+
+    def submit(
+        self,
+        handler: Handler[C, R],
+        command: C,
+        context: CommandContext,
+        *,
+        tracking: tuple[str, int] | None = None,
+    ) -> Future[R]:
+        """Queues the command; the future has the handler's value once it is committed."""
+        ...
+
+    async def execute(
+        self,
+        handler: Handler[C, R],
+        command: C,
+        context: CommandContext,
+        *,
+        tracking: tuple[str, int] | None = None,
+    ) -> R:
+        """The same for asyncio callers."""
+        ...
+
+    def close(self) -> None:
+        """Finishes what is queued and takes no more."""
+        ...
