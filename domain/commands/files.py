@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from domain.account import Account
+from domain.commands.idempotency import Origin, made_before, remember
 from domain.commands.ownership import file_of, model_of
 from domain.file import File, Purpose, TrainingFacts
 from domain.messages import ObjectRef
@@ -17,8 +18,8 @@ class StoreFile:
     """An upload whose bytes are durable and checked. `file_id` was drawn before the bytes came,
     since the object's key holds it."""
 
+    origin: Origin
     file_id: str
-    account_id: str
     purpose: Purpose
     object: ObjectRef
     filename: str
@@ -27,19 +28,25 @@ class StoreFile:
 
 
 def store_file(uow: UnitOfWork, command: StoreFile) -> str:
-    """Records the file; returns its id."""
+    """Records the file; returns its id, or that of the file which the same `Idempotency-Key` made
+    before: then nothing refers to this one's object."""
+    made = made_before(uow, command.origin)
+    if made is not None:
+        return made
+    account_id = command.origin.account_id
     uow.add(
         File(
             id=command.file_id,
             envelope=uow.envelope,
-            account_id=command.account_id,
+            account_id=account_id,
             purpose=command.purpose,
             object=command.object,
             expires_at=command.expires_at,
             training=command.training,
         )
     )
-    uow.personal(name_row(command.file_id, command.account_id, command.filename))
+    uow.personal(name_row(command.file_id, account_id, command.filename))
+    remember(uow, command.origin, command.file_id)
     return command.file_id
 
 
