@@ -1,0 +1,245 @@
+"""The object store: a local directory, or S3, Google Cloud Storage and Azure through obstore.
+
+The API stores uploads here, runners read inputs and write results. Keys are immutable and hold no
+customer text. Streams are never held in memory as a whole, and an object that a method returned for
+is durable: on a local disk the file and its directory are synced first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.store import from_url
+
+from domain.messages import ObjectRef
+from domain.ports import ObjectMissing, Objects
+
+PIECE_BYTES = 1 << 20
+"""How much is read or written at a time."""
+PART_BYTES = 8 << 20
+"""A part of a multipart upload; at 10,000 parts this allows 80 GB."""
+PARTS_AT_ONCE = 4
+UNFINISHED = ".unfinished"
+UNFINISHED_SECONDS_MAX = 86_400
+"""What a killed process left behind is removed after this."""
+PUT_TRIES = 5
+
+
+def open_store(url: str) -> Objects:
+    """`file:///directory`, `s3://bucket/prefix`, `gs://…` or `az://…`; credentials and endpoints of
+    the remote ones come from their usual environment variables. Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return DiskObjects(Path(unquote(parts.path)))
+    if parts.scheme in ("s3", "gs", "az"):
+        return RemoteObjects(url)
+    raise ValueError(f"GRIDLINE_OBJECT_STORE_URL={url!r} is none of file://, s3://, gs://, az://")
+
+
+class DiskObjects:
+    """`domain.ports.Objects` in a local directory; several processes may share it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.resolve()
+        self._unfinished = self._root / UNFINISHED
+        self._unfinished.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove_older_than(self._unfinished, seconds=UNFINISHED_SECONDS_MAX)
+
+    async def put(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectRef:
+        target = self._path(key)
+        unfinished = self._unfinished / secrets.token_hex(16)
+        digest, size = hashlib.sha256(), 0
+        try:
+            with unfinished.open("xb", buffering=0) as output:
+                async for piece in _pieces(chunks):
+                    await asyncio.to_thread(_append, output, digest, piece)
+                    size += len(piece)
+                await asyncio.to_thread(os.fsync, output.fileno())
+            await asyncio.to_thread(self._move_durably, unfinished, target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return ObjectRef(key=key, bytes=size, sha256=digest.hexdigest())
+
+    async def put_file(self, key: str, path: Path) -> ObjectRef:
+        return await self.put(key, _read_file(path, start_byte=0, end_byte=None))
+
+    async def get(
+        self, key: str, *, start_byte: int = 0, end_byte: int | None = None
+    ) -> AsyncIterator[bytes]:
+        try:
+            async for piece in _read_file(
+                self._path(key), start_byte=start_byte, end_byte=end_byte
+            ):
+                yield piece
+        except (FileNotFoundError, IsADirectoryError):
+            raise ObjectMissing(key) from None
+
+    async def size_bytes(self, key: str) -> int:
+        path = self._path(key)
+        if not path.is_file():
+            raise ObjectMissing(key)
+        return path.stat().st_size
+
+    async def delete(self, key: str) -> None:
+        await asyncio.to_thread(self._remove, self._path(key))
+
+    async def list_keys(self, prefix: str) -> AsyncIterator[str]:
+        for key in await asyncio.to_thread(lambda: sorted(self._keys(prefix))):
+            yield key
+
+    def _path(self, key: str) -> Path:
+        parts = key.split("/")
+        if any(part in ("", ".", "..") for part in parts) or parts[0] == UNFINISHED:
+            raise ValueError(f"{key!r} is no object key")
+        return self._root.joinpath(*parts)
+
+    def _move_durably(self, source: Path, target: Path) -> None:
+        for attempt in range(PUT_TRIES):
+            created = [p for p in target.parents if p != self._root and not p.exists()]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                source.replace(target)
+            except FileNotFoundError:
+                # A delete has just removed the directory, because it was empty.
+                if attempt == PUT_TRIES - 1:
+                    raise
+                continue
+            for directory in {target.parent, *(path.parent for path in created)}:
+                _sync_directory(directory)
+            return
+
+    def _remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        with suppress(OSError):  # not empty, or gone
+            for parent in path.parents:
+                if parent == self._root:
+                    break
+                parent.rmdir()
+
+    def _keys(self, prefix: str) -> Iterator[str]:
+        top = self._root / prefix if prefix.endswith("/") else (self._root / prefix).parent
+        for directory, folders, files in os.walk(top):
+            if UNFINISHED in folders:
+                folders.remove(UNFINISHED)
+            for name in files:
+                key = str((Path(directory) / name).relative_to(self._root))
+                if key.startswith(prefix):
+                    yield key
+
+
+class RemoteObjects:
+    """`domain.ports.Objects` in a bucket."""
+
+    def __init__(self, url: str) -> None:
+        self._store = from_url(url)
+
+    async def put(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectRef:
+        digest, size = hashlib.sha256(), 0
+
+        async def measured() -> AsyncIterator[bytes]:
+            nonlocal size
+            async for piece in _pieces(chunks):
+                await asyncio.to_thread(digest.update, piece)
+                size += len(piece)
+                yield piece
+
+        await obstore.put_async(
+            self._store, key, measured(), chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
+        )
+        return ObjectRef(key=key, bytes=size, sha256=digest.hexdigest())
+
+    async def put_file(self, key: str, path: Path) -> ObjectRef:
+        return await self.put(key, _read_file(path, start_byte=0, end_byte=None))
+
+    async def get(
+        self, key: str, *, start_byte: int = 0, end_byte: int | None = None
+    ) -> AsyncIterator[bytes]:
+        options: dict[str, Any] = {}
+        if start_byte or end_byte is not None:
+            size = await self.size_bytes(key)
+            end_byte = size if end_byte is None else min(end_byte, size)
+            if start_byte >= end_byte:
+                return
+            options["range"] = (start_byte, end_byte)
+        try:
+            result = await obstore.get_async(self._store, key, options=options)  # type: ignore[arg-type]
+        except (FileNotFoundError, obstore.exceptions.NotFoundError):
+            raise ObjectMissing(key) from None
+        async for piece in result.stream(min_chunk_size=PIECE_BYTES):
+            yield bytes(piece)
+
+    async def size_bytes(self, key: str) -> int:
+        try:
+            return int((await obstore.head_async(self._store, key))["size"])
+        except (FileNotFoundError, obstore.exceptions.NotFoundError):
+            raise ObjectMissing(key) from None
+
+    async def delete(self, key: str) -> None:
+        with suppress(FileNotFoundError, obstore.exceptions.NotFoundError):
+            await obstore.delete_async(self._store, key)
+
+    async def list_keys(self, prefix: str) -> AsyncIterator[str]:
+        # Stores match a prefix by whole path segments; the rest of it is compared here.
+        folder = prefix.rpartition("/")[0]
+        async for page in obstore.list(self._store, folder or None):
+            for entry in page:
+                if entry["path"].startswith(prefix):
+                    yield entry["path"]
+
+
+async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in pieces that are worth a hop to another thread."""
+    gathered = bytearray()
+    async for chunk in chunks:
+        gathered += chunk
+        if len(gathered) >= PIECE_BYTES:
+            yield bytes(gathered)
+            gathered.clear()
+    if gathered:
+        yield bytes(gathered)
+
+
+async def _read_file(path: Path, *, start_byte: int, end_byte: int | None) -> AsyncIterator[bytes]:
+    with path.open("rb", buffering=0) as source:
+        source.seek(start_byte)
+        position = start_byte
+        while end_byte is None or position < end_byte:
+            wanted = PIECE_BYTES if end_byte is None else min(PIECE_BYTES, end_byte - position)
+            piece = await asyncio.to_thread(source.read, wanted)
+            if not piece:
+                return
+            position += len(piece)
+            yield piece
+
+
+def _append(output: IO[bytes], digest: Any, piece: bytes) -> None:
+    digest.update(piece)
+    rest = memoryview(piece)
+    while rest:
+        rest = rest[output.write(rest) :]
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_older_than(directory: Path, *, seconds: float) -> None:
+    oldest = time.time() - seconds
+    for path in directory.iterdir():
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < oldest:
+                path.unlink()
