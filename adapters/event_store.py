@@ -225,7 +225,8 @@ class LogRecorder(PostgresApplicationRecorder):
             last.execute("SELECT 1").fetchone()
             if any(cursor.fetchone() is None for cursor in tracked):
                 raise PositionConflict
-        except psycopg.IntegrityError as error:
+        except (psycopg.IntegrityError, psycopg.DataError) as error:
+            # The driver's text can quote the row.
             raise RowConflict(
                 f"{type(error).__name__} in table {error.diag.table_name}, "
                 f"constraint {error.diag.constraint_name}"

@@ -67,9 +67,8 @@ class MemoryWriter:
 
     def load(self, cls: type[A], id: str) -> A | None:
         """The aggregate folded afresh from its stored bytes, or None."""
-        aggregate = fold(
-            [self._mapper.to_domain_event(s) for s in self._recorder.select_events(id)]
-        )
+        rows = self._recorder.select_events(id)
+        aggregate = fold([self._mapper.to_domain_event(row) for row in rows])
         return aggregate if isinstance(aggregate, cls) else None
 
     def events(self, *, after: int = 0) -> list[tuple[int, Aggregate.Event]]:

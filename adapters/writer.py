@@ -159,7 +159,8 @@ class Writer:
             except Exception as error:
                 log.exception("writer failed a batch", extra={"commands": len(jobs)})
                 self._cache.clear()
-                _fail(jobs, error)
+                lost = isinstance(error, _CONNECTION_LOST)
+                _fail(jobs, StorageOutcomeUnknown(_UNKNOWN) if lost else error)
             self._cache.trim()
 
     def _next_batch(self) -> list[_Job]:
@@ -190,26 +191,35 @@ class Writer:
         return jobs
 
     def _process(self, jobs: Sequence[_Job]) -> None:
-        if len(jobs) > 1:
-            for attempt in range(MERGED_ATTEMPTS):
-                try:
-                    return self._attempt(jobs)
-                except _Conflict:
-                    self._back_off(attempt)
-                except _Spoilt:
-                    break
-        for job in jobs:
-            self._process_alone(job)
+        """Merged, then, where that fails, one by one in the order in which they came."""
+        if len(jobs) == 1 or not self._merged(jobs):
+            for job in jobs:
+                self._alone(job)
 
-    def _process_alone(self, job: _Job) -> None:
+    def _merged(self, jobs: Sequence[_Job]) -> bool:
+        """Whether all were settled in one append."""
+        for attempt in range(MERGED_ATTEMPTS):
+            try:
+                self._attempt(jobs)
+            except _Conflict:
+                self._back_off(attempt)
+            except _Spoilt:
+                return False
+            else:
+                return True
+        return False
+
+    def _alone(self, job: _Job) -> None:
         for attempt in range(SINGLE_ATTEMPTS):
             try:
-                return self._attempt([job])
+                self._attempt([job])
             except _Conflict:
                 self._back_off(attempt)
             except _Spoilt as spoilt:
-                assert isinstance(spoilt.__cause__, Exception)
-                return job.future.set_exception(spoilt.__cause__)
+                job.future.set_exception(spoilt.__cause__)
+                return
+            else:
+                return
         job.future.set_exception(
             ConcurrentUpdate(
                 "The same objects were changed by others meanwhile. Try again.",
@@ -282,9 +292,8 @@ class Writer:
                 continue
             events = unit.collect()
             decision.events += events
-            decision.changed.update(
-                (e.originator_id, unit.touched[e.originator_id]) for e in events
-            )
+            for event in events:
+                decision.changed[event.originator_id] = unit.touched[event.originator_id]
             decision.personal += unit.personal_rows
             decision.positions |= unit.positions
             known |= unit.positions
@@ -297,8 +306,8 @@ class Writer:
             self._cache.clear()
             self._seen = self._store.last_position()
             return
-        for position, id, version in rows:
-            self._cache.see(id, version)
+        for position, stream_id, version in rows:
+            self._cache.see(stream_id, version)
             self._seen = position
 
     def _note_own(self, positions: Sequence[int]) -> None:
@@ -325,7 +334,8 @@ class Writer:
         raise error
 
     def _back_off(self, attempt: int) -> None:
-        self._closing.wait(random.uniform(0, min(BACKOFF_SECONDS_MAX, 0.002 * 2**attempt)))
+        bound = min(BACKOFF_SECONDS_MAX, 0.002 * 2**attempt)
+        self._closing.wait(random.uniform(0, bound))  # noqa: S311 - jitter is no secret
 
 
 _UNKNOWN = "The database went away while this was saved. Send the same request again."
@@ -345,8 +355,9 @@ def _due_snapshots(
     for event in events:
         new_events[event.originator_id] = new_events.get(event.originator_id, 0) + 1
     due = []
-    for id, aggregate in changed.items():
+    for stream_id, aggregate in changed.items():
         every = snapshots.interval(type(aggregate))
-        if every and aggregate.version // every > (aggregate.version - new_events[id]) // every:
+        before = aggregate.version - new_events[stream_id]
+        if every and aggregate.version // every > before // every:
             due.append(aggregate)
     return due

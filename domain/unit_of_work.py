@@ -90,7 +90,7 @@ Handler = Callable[[UnitOfWork, C], R]
 
 
 class CommandWriter(Protocol):
-    """Who runs commands: `adapters.writer.Writer`, or in tests `adapters.memory_store.MemoryWriter`.
+    """Who runs commands: `adapters.writer.Writer`, in tests `adapters.memory_store.MemoryWriter`.
 
     `tracking` is a (name, position) recorded in the command's append. Besides what the handler
     raises: DuplicateDelivery, ConcurrentUpdate, Overloaded, StorageOutcomeUnknown.
