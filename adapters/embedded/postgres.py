@@ -60,18 +60,14 @@ OPTIONS: Mapping[str, str] = {
     "log_min_error_statement": "panic",
 }
 
-WITHOUT_DURABILITY: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off"}
-"""For tests that do not measure the disk."""
-
 
 class Postgres:
     """A cluster in `directory`, which must be ours alone: its caller holds a lock on it."""
 
-    def __init__(self, directory: Path, *, options: Mapping[str, str] | None = None) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory.resolve()
         self._data = self.directory / "postgres"
         self._log = self.directory / "logs" / "postgres.log"
-        self._options = {**OPTIONS, **(options or {})}
         self._sockets = _socket_directory(self.directory)
         self._child: Child | None = None
 
@@ -95,7 +91,7 @@ class Postgres:
         (self._data / "postmaster.pid").unlink(missing_ok=True)
         user.take(self._data, self._sockets)
         command = [str(user.binaries / "postgres"), "-D", str(self._data), "-k", str(self._sockets)]
-        for name, value in self._options.items():
+        for name, value in OPTIONS.items():
             command += ["-c", f"{name}={value}"]
         self._child = launch(
             "postgres",
@@ -163,8 +159,6 @@ class Postgres:
         command = [str(user.binaries / "initdb"), "-D", str(unfinished), "-U", SUPERUSER]
         command += [f"--pwfile={secret}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"]
         command += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
-        if self._options.get("fsync") == "off":
-            command.append("--no-sync")
         try:
             done = _run(command, user.launch_options)
         finally:
