@@ -1,0 +1,130 @@
+"""POST /fine_tuning/jobs: quotes the job, takes its slots and files; nothing is held or run yet.
+
+The caller has read both files for control tokens of the base's template, which depends on their
+bytes alone; all else is decided here, from aggregates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from domain import ids
+from domain.account import Account
+from domain.commands.create_batch import texts_row
+from domain.commands.idempotency import Origin, made_before, remember
+from domain.commands.ownership import file_of
+from domain.create_bodies import FineTuneCreate
+from domain.errors import InvalidRequest
+from domain.file import File, TrainingFacts
+from domain.fine_tuned_model import FineTunedModel
+from domain.fine_tuning_job import FineTuningJob, JobFile, JobSettings
+from domain.key_spend import KeySpend
+from domain.limits import JOB_SECONDS_MAX, WAITING_SECONDS_MAX
+from domain.price_book import PriceBook
+from domain.quote import FineTuneQuote, JobInput, quote_fine_tune
+from domain.unit_of_work import UnitOfWork
+
+
+@dataclass(frozen=True, slots=True)
+class CreateFineTuningJob:
+    origin: Origin
+    create: FineTuneCreate
+
+
+def create_fine_tuning_job(uow: UnitOfWork, command: CreateFineTuningJob) -> str:
+    """Creates a job in `validating_files`; returns its id. Raises NotFound for a file, InvalidFile
+    for one that the job cannot use, LimitExceeded for the account's or the key's limits."""
+    origin, create = command.origin, command.create
+    made = made_before(uow, origin)
+    if made is not None:
+        return made
+    training = _fine_tune_file(uow, origin, create.training_file, param="training_file")
+    validation = (
+        _fine_tune_file(uow, origin, create.validation_file, param="validation_file")
+        if create.validation_file is not None
+        else None
+    )
+    prices = uow.get(PriceBook, ids.PRICE_BOOK_ID).current
+    quote = quote_fine_tune(
+        create,
+        training=_job_input(training),
+        validation=_job_input(validation) if validation is not None else None,
+        prices=prices,
+    )
+    uow.get(KeySpend, origin.key_id).must_allow(quote.maximum_nano_usd, now=uow.now)
+    account = uow.get(Account, origin.account_id)
+    job_id = _free_job_id(uow, create, origin.account_id)
+    account.take_fine_tune_slot(job_id, envelope=uow.envelope)
+    for file in (training, validation):
+        if file is not None:
+            file.pin(job_id, envelope=uow.envelope)
+    uow.add(
+        FineTuningJob(
+            id=job_id,
+            envelope=uow.envelope,
+            account_id=origin.account_id,
+            key_id=origin.key_id,
+            settings=_settings(create, quote=quote, training=training, validation=validation),
+            waiting_until=uow.now + timedelta(seconds=WAITING_SECONDS_MAX),
+        )
+    )
+    uow.personal(texts_row(job_id, origin.account_id, create.metadata, suffix=create.suffix))
+    remember(uow, origin, job_id)
+    return job_id
+
+
+def _fine_tune_file(uow: UnitOfWork, origin: Origin, file_id: str, *, param: str) -> File:
+    file = file_of(uow, origin.account_id, file_id, param=param)
+    if file.purpose != "fine-tune":
+        raise InvalidRequest(
+            f'{param} must be a file of purpose "fine-tune", not "{file.purpose}".', param=param
+        )
+    return file
+
+
+def _job_input(file: File) -> JobInput:
+    return JobInput(facts=_facts(file), bytes=file.object.bytes)
+
+
+def _facts(file: File) -> TrainingFacts:
+    assert file.training is not None
+    return file.training
+
+
+def _free_job_id(uow: UnitOfWork, create: FineTuneCreate, account_id: str) -> str:
+    """A job id whose first 12 digits, the model's name, are unused in the account."""
+    while True:
+        job_id = uow.new_id(ids.JOB)
+        name = ids.fine_tuned_model_name(create.base.id, account_id, job_id)
+        if uow.find(FineTunedModel, name) is None:
+            return job_id
+
+
+def _settings(
+    create: FineTuneCreate, *, quote: FineTuneQuote, training: File, validation: File | None
+) -> JobSettings:
+    return JobSettings(
+        base=create.base.id,
+        base_revision=create.base.revision or "unpinned",
+        servable=create.training.servable,
+        method=create.method,
+        adapter=create.adapter,
+        hyperparameters=create.hyperparameters,
+        requested=create.shown_hyperparameters,
+        seed=create.seed,
+        training=_job_file(training),
+        validation=_job_file(validation) if validation is not None else None,
+        eval_rows=quote.eval_rows,
+        price_version=quote.price_version,
+        maximum_nano_usd=quote.maximum_nano_usd,
+        minimum_nano_usd=quote.minimum_nano_usd,
+        estimated_seconds=quote.estimated_seconds,
+        quote=quote.to_wire(),
+        time_limit_seconds=JOB_SECONDS_MAX,
+        has_suffix=create.suffix is not None,
+    )
+
+
+def _job_file(file: File) -> JobFile:
+    return JobFile(file_id=file.id, object=file.object, rows=_facts(file).rows)
