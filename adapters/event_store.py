@@ -37,11 +37,10 @@ from adapters.postgres import (
     UnsafeDatabase,
     personal_statements,
     refuse_unsafe_server,
-    run_statements,
 )
 from domain.aggregate import Aggregate
 from domain.unit_of_work import A, PersonalRow
-from projections.projection import Projection, Statement
+from projections.projection import Projection, Statement, run_statements
 
 EVENTS_TABLE = "gridline_events"
 CHANNEL = EVENTS_TABLE

@@ -6,10 +6,8 @@ decides anything and never touches an event.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import psycopg
@@ -18,7 +16,6 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from domain.unit_of_work import PersonalRow
-from projections.projection import Statement
 
 Connection = psycopg.Connection[dict[str, Any]]
 
@@ -64,13 +61,6 @@ def refuse_unsafe_server(connection: Connection) -> None:
                 f"PostgreSQL runs with {setting} = {value}: an acknowledged charge could be lost. "
                 f"Set {setting} = on"
             )
-
-
-def run_statements(connection: Connection, statements: Iterable[Statement]) -> None:
-    """Runs statements in order, neighbours of the same text as one prepared group."""
-    for text, group in groupby(statements, key=itemgetter(0)):
-        with connection.cursor() as cursor:
-            cursor.executemany(sql.SQL(text), [parameters for _, parameters in group])
 
 
 def personal_statements(rows: Sequence[PersonalRow]) -> list[tuple[sql.Composed, dict[str, Any]]]:

@@ -8,13 +8,27 @@ position: no clock, no query, no personal data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Protocol
+
+import psycopg
+from psycopg import sql
+from psycopg.abc import Query
 
 from domain.aggregate import Aggregate
 
 Statement = tuple[str, Sequence[Any] | Mapping[str, Any]]
 """Constant SQL and its bound parameters."""
+
+
+def run_statements(connection: psycopg.Connection[Any], statements: Iterable[Statement]) -> None:
+    """Runs statements in order, neighbours of the same text as one prepared group."""
+    for text, group in groupby(statements, key=itemgetter(0)):
+        query: Query = sql.SQL(text)
+        with connection.cursor() as cursor:
+            cursor.executemany(query, [parameters for _, parameters in group])
 
 
 class Projection(Protocol):
