@@ -12,6 +12,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
+from pydantic import Field
+
 from domain.aggregate import Aggregate, Envelope, StoredModel, event
 from domain.errors import InvalidState, NotFound
 from domain.messages import ObjectRef
@@ -34,7 +36,7 @@ class TrainingFacts(StoredModel):
     messages: int
     token_bounds: dict[str, int]
     token_estimates: dict[str, int]
-    sample_estimates: dict[str, int] = {}
+    sample_estimates: dict[str, int] = Field(default_factory=dict)
     first_row_that_does_not_alternate: int | None
 
 
