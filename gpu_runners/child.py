@@ -1,0 +1,93 @@
+"""The pipe between the runner and one child process: JSON lines in both directions.
+
+The runner's tasks use it for engines and trainings. A child that is gone is an exception for the
+one who talks to it, and never more than that. The child leads a session of its own, so that a
+Ctrl-C in a terminal reaches the runner alone, which then stops its children.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from typing import Any, cast
+
+# One line can carry an embedding of thousands of inputs.
+LINE_BYTES_MAX = 256 * 1024 * 1024
+STOP_GRACE_SECONDS = 2.0
+
+
+class ChildGone(Exception):
+    """The child ended, or was ended because it said nothing for too long.
+
+    `killed` tells that it ended by SIGKILL from outside, as when memory runs out.
+    """
+
+    def __init__(self, *, killed: bool) -> None:
+        super().__init__("the child process is gone")
+        self.killed = killed
+
+
+class Child:
+    """A running child process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> Child:
+        """Raises OSError when the program cannot be started."""
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES_MAX, start_new_session=True
+        )
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Raises ChildGone."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            await self._process.stdin.drain()
+        except (ConnectionError, RuntimeError):
+            raise await self._gone() from None
+
+    async def receive(self, *, silence_seconds_max: float) -> dict[str, Any]:
+        """The child's next message. Raises ChildGone; a child that is silent for longer than that
+        is killed."""
+        assert self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), silence_seconds_max)
+            if line.endswith(b"\n"):
+                return cast(dict[str, Any], json.loads(line))
+        except (TimeoutError, ValueError):
+            await self.stop(grace_seconds=0)
+            raise ChildGone(killed=False) from None
+        raise await self._gone()
+
+    async def stop(self, *, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
+        """Closes its input, which ends a well-behaved child, and kills it when time is up."""
+        if self._process.returncode is not None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), grace_seconds)
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    async def _gone(self) -> ChildGone:
+        try:
+            code = await asyncio.wait_for(self._process.wait(), STOP_GRACE_SECONDS)
+        except TimeoutError:
+            await self.stop(grace_seconds=0)
+            return ChildGone(killed=False)
+        return ChildGone(killed=code == -signal.SIGKILL)
