@@ -62,6 +62,13 @@ def postgres() -> Iterator[Postgres]:
         server.stop()
 
 
+@pytest.fixture
+def quick_path() -> Iterator[Path]:
+    """Like `tmp_path`, in memory where there is room: for tests that start PostgreSQL afresh."""
+    with tempfile.TemporaryDirectory(dir=_memory_directory()) as directory:
+        yield Path(directory)
+
+
 @pytest.fixture(scope="session")
 def template_database(postgres: Postgres) -> str:
     """The name of a migrated database that nobody connects to."""

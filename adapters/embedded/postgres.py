@@ -28,6 +28,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
+from adapters.embedded.private_file import write_private
 from adapters.embedded.process import (
     BARE_ENVIRONMENT,
     CannotStart,
@@ -185,7 +186,8 @@ class Postgres:
             return
 
     def _as_superuser(self) -> psycopg.Connection:
-        return psycopg.connect(self.url(SUPERUSER, database="postgres"), autocommit=True)
+        url = self.url(SUPERUSER, database="postgres")
+        return psycopg.connect(url, autocommit=True, connect_timeout=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,17 +258,6 @@ def end_processes_of(data: Path) -> None:
         if not remaining:
             return
     raise CannotStart(f"PostgreSQL processes {remaining} still hold {data} and cannot be ended")
-
-
-def write_private(path: Path, text: str) -> None:
-    """Writes a file that only its owner can read; it appears whole or not at all."""
-    unfinished = path.with_name(f"{path.name}.new")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as output:
-        output.write(text)
-        output.flush()
-        os.fsync(output.fileno())
-    unfinished.replace(path)
 
 
 def _send(pids: Sequence[int], number: signal.Signals) -> None:

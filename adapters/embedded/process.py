@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -113,6 +114,17 @@ def launcher_command(
     """The command line that runs `command` so that it dies with this process."""
     launcher = [sys.executable, "-I", "-S", str(LAUNCH), f"--parent={os.getpid()}"]
     return [*launcher, f"--death-signal={int(death_signal)}", *identity, "--", *command]
+
+
+def stop_together(children: Sequence[Child], *, patience_seconds: float) -> None:
+    """Asks all of them to end, gives them this long between them, then kills what is left."""
+    deadline = time.monotonic() + patience_seconds
+    for child in children:
+        if child.process.poll() is None:
+            child.process.send_signal(signal.SIGTERM)
+    for child in children:
+        child.ended(within_seconds=max(0.0, deadline - time.monotonic()))
+        child.kill_group()
 
 
 def free_port() -> int:
