@@ -38,6 +38,7 @@ from adapters.postgres import (
     personal_statements,
     refuse_unsafe_server,
 )
+from adapters.upcasters import UPCASTERS, Upcasters
 from domain.aggregate import Aggregate
 from domain.unit_of_work import A, PersonalRow
 from projections.projection import Projection, Statement, run_statements
@@ -50,6 +51,7 @@ _SELECT_VERSIONS = """
     SELECT notification_id, originator_id, originator_version FROM gridline_events
     WHERE notification_id > %s ORDER BY notification_id LIMIT %s
 """
+_SELECT_LAST = "SELECT coalesce(max(notification_id), 0) AS last FROM gridline_events"
 _SELECT_STREAM = """
     SELECT originator_id, originator_version, topic, state FROM gridline_events
     WHERE originator_id = %s AND originator_version > %s ORDER BY originator_version
@@ -71,10 +73,10 @@ _SELECT_POSITIONS = """
 _SET_POSITION = """
     INSERT INTO gridline_tracking AS t (application_name, notification_id)
     VALUES (%(name)s, %(position)s)
-    ON CONFLICT (application_name) DO UPDATE SET notification_id = excluded.notification_id
-    WHERE t.notification_id < excluded.notification_id
-    RETURNING notification_id
+    ON CONFLICT (application_name) DO UPDATE SET notification_id =
+        CASE WHEN t.notification_id < excluded.notification_id THEN excluded.notification_id END
 """
+"""Compare and set: a position that is not greater becomes null, which the column refuses."""
 _SET_SNAPSHOT = """
     INSERT INTO gridline_snapshots AS s
         (originator_id, originator_version, topic, shape, state)
@@ -108,11 +110,7 @@ class Append:
 
 
 class EventMapper(Mapper[str]):
-    """Events to JSON and back, validated, old versions upcast step by step.
-
-    A changed event class raises its `class_version` and has one static method
-    `upcast_v<n>_v<n+1>(state: dict)` for each step, which changes the parsed JSON in place.
-    """
+    """Events to JSON and back, validated, for the library's own readers."""
 
     def __init__(self) -> None:
         """Has no transcoder, compressor or cipher: pydantic does the work."""
@@ -130,30 +128,36 @@ class EventMapper(Mapper[str]):
         )
 
 
-def stored(event: Aggregate.Event) -> StoredEvent:
-    """The event as the log keeps it: JSON without what the row's columns say."""
+def stored(event: Aggregate.Event, *, upcasters: Upcasters = UPCASTERS) -> StoredEvent:
+    """The event as the log keeps it: JSON without what the row's columns say, with
+    `class_version` once its form has changed."""
+    topic = get_topic(type(event))
     state = event.model_dump_json(exclude={"originator_id", "originator_version"}).encode()
-    version = getattr(type(event), "class_version", 1)
-    if version > 1:
-        state = json.dumps({**json.loads(state), "class_version": version}).encode()
+    steps = upcasters.get(topic, ())
+    if steps:
+        state = json.dumps({**json.loads(state), "class_version": len(steps) + 1}).encode()
     return StoredEvent(
         originator_id=event.originator_id,
         originator_version=event.originator_version,
-        topic=get_topic(type(event)),
+        topic=topic,
         state=state,
     )
 
 
 def decode(
-    *, topic: str, originator_id: str, originator_version: int, state: bytes
+    *,
+    topic: str,
+    originator_id: str,
+    originator_version: int,
+    state: bytes,
+    upcasters: Upcasters = UPCASTERS,
 ) -> Aggregate.Event:
-    """The event of one row of the log."""
+    """The event of one row of the log, in today's form."""
     event_class: type[Aggregate.Event] = resolve_topic(topic)
     fields: dict[str, Any] = from_json(state)
     version: int = fields.pop("class_version", 1)
-    while version < getattr(event_class, "class_version", 1):
-        getattr(event_class, f"upcast_v{version}_v{version + 1}")(fields)
-        version += 1
+    for step in upcasters.get(topic, ())[version - 1 :]:
+        step(fields)
     fields["originator_id"] = originator_id
     fields["originator_version"] = originator_version
     return event_class.model_validate(fields)
@@ -168,7 +172,12 @@ def fold(events: Sequence[Aggregate.Event], start: A | None = None) -> A | None:
 
 
 class LogRecorder(PostgresApplicationRecorder):
-    """The library's locked recorder, which also writes the rest of an append under the lock."""
+    """The library's locked recorder, writing a whole append at once.
+
+    The library's own `insert_events` tries ten times when the connection is lost, so that a commit
+    whose answer was lost looks like a conflict; and it swallows what its hooks raise until the
+    transaction has committed. This one does neither.
+    """
 
     def __init__(
         self,
@@ -180,56 +189,55 @@ class LogRecorder(PostgresApplicationRecorder):
         super().__init__(datastore, events_table_name=events_table_name)
         self._projections = projections
 
-    def _fetch_ids_after_insert_events(
+    def insert_events(
         self,
-        curs: psycopg.Cursor[DictRow],
         stored_events: Sequence[StoredEvent],
         *,
         append: Append | None = None,
-        **kwargs: Any,
+        **_: Any,
     ) -> Sequence[int]:
         assert append is not None, "the log is written by EventStore.append alone"
-        positions = super()._fetch_ids_after_insert_events(curs, stored_events, **kwargs)
-        assert positions is not None
-        self._write_rows(curs.connection, append, positions)
-        return positions
-
-    def write_without_events(self, append: Append) -> None:
-        """Personal rows and positions of commands that made no event, under the same lock."""
+        positions: Sequence[int] = ()
         with (
             self.datastore.get_connection() as connection,
-            connection.pipeline(),
+            connection.pipeline() as pipeline,
             connection.transaction(),
         ):
-            self._lock_table(connection.cursor())
-            self._write_rows(connection, append, ())
+            cursor = connection.cursor()
+            if stored_events:
+                self._insert_stored_events(cursor, stored_events)
+                pipeline.sync()
+                positions = [row["notification_id"] for row in cursor.fetchall()]
+            else:
+                self._lock_table(cursor)
+            self._write_rows(connection, append, positions)
+            try:
+                # One more round trip, so that a row that breaks a constraint is named here.
+                pipeline.sync()
+            except (psycopg.IntegrityError, psycopg.DataError) as error:
+                raise _row_error(error) from None
+        return positions
 
     def _write_rows(
         self, connection: psycopg.Connection[DictRow], append: Append, positions: Sequence[int]
     ) -> None:
-        tracked = []
         for name, position in sorted(append.positions.items()):
-            cursor = connection.cursor()
-            cursor.execute(_SET_POSITION, {"name": name, "position": position}, prepare=True)
-            tracked.append(cursor)
+            connection.execute(_SET_POSITION, {"name": name, "position": position}, prepare=True)
         for projection in self._projections:
             run_statements(connection, _statements(projection, append.events, positions))
         for statement, parameters in personal_statements(append.personal):
-            connection.cursor().execute(statement, parameters, prepare=True)
+            connection.execute(statement, parameters, prepare=True)
         for aggregate in append.snapshots:
-            connection.cursor().execute(_SET_SNAPSHOT, _snapshot_row(aggregate), prepare=True)
-        # One more round trip, so that a row that breaks a constraint is named here.
-        last = connection.cursor()
-        try:
-            last.execute("SELECT 1").fetchone()
-            if any(cursor.fetchone() is None for cursor in tracked):
-                raise PositionConflict
-        except (psycopg.IntegrityError, psycopg.DataError) as error:
-            # The driver's text can quote the row.
-            raise RowConflict(
-                f"{type(error).__name__} in table {error.diag.table_name}, "
-                f"constraint {error.diag.constraint_name}"
-            ) from None
+            connection.execute(_SET_SNAPSHOT, _snapshot_row(aggregate), prepare=True)
+
+
+def _row_error(error: psycopg.IntegrityError | psycopg.DataError) -> Exception:
+    """Says which table and constraint; the driver's own text can quote the row."""
+    table, column = error.diag.table_name, error.diag.column_name
+    if (table, column) == ("gridline_tracking", "notification_id"):
+        return PositionConflict()
+    constraint = error.diag.constraint_name or column
+    return RowConflict(f"{type(error).__name__} in table {table}, {constraint}")
 
 
 def _statements(
@@ -267,16 +275,12 @@ class EventStore(Application[str]):
         *,
         projections: Sequence[Projection] = (),
         library_settings: Mapping[str, str] | None = None,
-        accept_lossy_server: bool = False,
     ) -> None:
-        """`accept_lossy_server` is for tests, whose server runs without fsync."""
         self._conninfo = conninfo_to_dict(database_url)
         self._projections = projections
         super().__init__(_library_environment(self._conninfo, library_settings or {}))
         try:
             self._refuse_unsafe_settings()
-            if not accept_lossy_server:
-                self._refuse_unsafe_server()
         except BaseException:
             self.close()
             raise
@@ -306,16 +310,15 @@ class EventStore(Application[str]):
     def append(self, append: Append) -> Sequence[int]:
         """Writes all of it in one commit and returns the events' positions.
 
-        Raises IntegrityError when a stream has moved on (or when our own commit's answer was lost
-        and the library tried again: ask `landed`), PositionConflict, RowConflict, and
-        OperationalError or InterfaceError when the database cannot be reached.
+        Raises IntegrityError when a stream has moved on, PositionConflict or RowConflict; then
+        nothing was written. Raises OperationalError, InterfaceError or InternalError when the
+        connection is lost: then ask `landed`.
         """
-        if not append.events:
-            if append:
-                self.log_recorder.write_without_events(append)
+        if not append:
             return ()
-        recordings = self.events.put(append.events, append=append)
-        return [recording.notification.id for recording in recordings]
+        return self.log_recorder.insert_events(
+            [stored(event) for event in append.events], append=append
+        )
 
     def landed(self, events: Sequence[Aggregate.Event]) -> bool:
         """Whether exactly these events are stored, once every append now under way has ended."""
@@ -358,7 +361,10 @@ class EventStore(Application[str]):
 
     def last_position(self) -> int:
         """The position of the newest event; 0 for an empty log."""
-        return self.recorder.max_notification_id() or 0
+        with self._datastore.get_connection() as connection:
+            row = connection.execute(_SELECT_LAST).fetchone()
+        assert row is not None
+        return int(row["last"])
 
     def versions_after(self, position: int, *, limit: int) -> list[tuple[int, str, int]]:
         """(position, stream id, version) of the events after a position, oldest first."""
@@ -382,8 +388,6 @@ class EventStore(Application[str]):
         )
         if lock not in self.log_recorder.lock_table_statements:
             raise UnsafeDatabase("the log's recorder does not lock its table")
-
-    def _refuse_unsafe_server(self) -> None:
         with self._datastore.get_connection() as connection:
             refuse_unsafe_server(connection)
 

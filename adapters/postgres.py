@@ -53,14 +53,20 @@ def refuse_unsafe_server(connection: Connection) -> None:
             f"PostgreSQL {SERVER_VERSION_MIN // 10_000} or newer is needed (MAINTAIN privilege); "
             f"this is {connection.info.server_version // 10_000}"
         )
-    for setting, accepted in _REQUIRED_SETTINGS.items():
-        row = connection.execute("SELECT current_setting(%s) AS value", (setting,)).fetchone()
-        value = row["value"] if row else None
-        if value not in accepted:
-            raise UnsafeDatabase(
-                f"PostgreSQL runs with {setting} = {value}: an acknowledged charge could be lost. "
-                f"Set {setting} = on"
-            )
+    rows = connection.execute(
+        "SELECT name, setting FROM pg_settings WHERE name = ANY(%s) ORDER BY name",
+        (list(_REQUIRED_SETTINGS),),
+    ).fetchall()
+    unsafe = [
+        f"{row['name']} = {row['setting']}"
+        for row in rows
+        if row["setting"] not in _REQUIRED_SETTINGS[row["name"]]
+    ]
+    if unsafe:
+        raise UnsafeDatabase(
+            f"PostgreSQL runs with {', '.join(unsafe)}: an acknowledged charge could be lost. "
+            "Set each to on"
+        )
 
 
 def personal_statements(rows: Sequence[PersonalRow]) -> list[tuple[sql.Composed, dict[str, Any]]]:

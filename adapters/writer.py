@@ -246,12 +246,11 @@ class Writer:
             self._note_own(self._store.append(append))
         except (IntegrityError, PositionConflict) as error:
             self._cache.evict(decision.changed)
-            if not self._landed(append):
-                raise _Conflict from error
+            raise _Conflict from error
         except _CONNECTION_LOST as error:
             self._cache.clear()
             self._wait_until_reachable(jobs, StorageOutcomeUnknown(_UNKNOWN))
-            if not self._landed(append):
+            if not (append.events and self._store.landed(append.events)):
                 raise _Conflict from error
         except Exception as error:
             self._cache.evict(decision.changed)
@@ -314,10 +313,6 @@ class Writer:
         """Our own events need no reading back, unless others' came between."""
         if positions and positions[0] == self._seen + 1:
             self._seen = positions[-1]
-
-    def _landed(self, append: Append) -> bool:
-        """Whether a commit whose answer was lost is in the log after all."""
-        return bool(append.events) and self._store.landed(append.events)
 
     def _wait_until_reachable(self, jobs: Sequence[_Job], error: Exception) -> None:
         """Waits for the database; past the bound the callers get `error`."""
