@@ -15,6 +15,7 @@ import logging
 import queue
 import random
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -316,12 +317,15 @@ class Writer:
 
     def _wait_until_reachable(self, jobs: Sequence[_Job], error: Exception) -> None:
         """Waits for the database; past the bound the callers get `error`."""
-        for _ in range(int(RECONNECT_SECONDS_MAX)):
+        deadline = time.monotonic() + RECONNECT_SECONDS_MAX
+        pause_seconds = 0.02
+        while time.monotonic() < deadline:
             try:
                 self._store.last_position()
             except _CONNECTION_LOST:
-                if self._closing.wait(1.0):
+                if self._closing.wait(pause_seconds):
                     break
+                pause_seconds = min(1.0, 2 * pause_seconds)
             else:
                 return
         log.error("the database stays away", extra={"commands": len(jobs)})
