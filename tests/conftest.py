@@ -70,6 +70,12 @@ def quick_path() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
+def weights_root() -> Path:
+    """Where the small models are unpacked: kept between sessions, since every use checks them."""
+    return Path(__file__).parent.parent / ".gridline" / "test-weights"
+
+
+@pytest.fixture(scope="session")
 def template_database(postgres: Postgres) -> str:
     """The name of a migrated database that nobody connects to."""
     with _as_superuser(postgres) as connection:
