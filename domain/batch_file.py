@@ -29,7 +29,8 @@ class BatchFileFacts:
     """What validation found. With `errors` the batch fails and the rest has no meaning.
 
     `models` are all names that lines use, the base's own among them if one does; `worst_case` is
-    each one's input bound and every max_tokens.
+    each one's input bound and every max_tokens; `first_lines` the line that names each `ft:` model
+    first.
     """
 
     errors: tuple[LineError, ...]
@@ -38,6 +39,7 @@ class BatchFileFacts:
     models: tuple[str, ...]
     worst_case: tuple[ModelUsage, ...]
     chunks: tuple[ChunkPlan, ...]
+    first_lines: Mapping[str, int]
 
 
 class BatchFileCheck:
@@ -63,6 +65,7 @@ class BatchFileCheck:
         self._base: BaseModel | None = None
         self._usage: dict[str, ModelUsage] = {}
         self._chunks: list[ChunkPlan] = []
+        self._first_lines: dict[str, int] = {}
 
     def feed(self, chunk: bytes) -> None:
         """Checks the lines that end in this chunk."""
@@ -82,6 +85,7 @@ class BatchFileCheck:
             models=tuple(sorted(self._usage)),
             worst_case=tuple(self._usage[name] for name in sorted(self._usage)),
             chunks=tuple(self._chunks),
+            first_lines=self._first_lines,
         )
 
     def _check(self, line: Line) -> None:
@@ -134,6 +138,8 @@ class BatchFileCheck:
                 self._fault("too_many_models", message, param="body.model", line=line)
 
     def _add(self, request: BatchRequest, line: Line) -> None:
+        if request.model != request.base:
+            self._first_lines.setdefault(request.model, line.number)
         used = self._usage.get(request.model)
         self._usage[request.model] = ModelUsage(
             model=request.model,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from domain.messages import TaskKind
+from domain.messages import Attempt, TaskKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,17 @@ class WaitingWork:
     base: str
     deadline: datetime
     flexible: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedWork:
+    """An attempt that the log holds as current. `stopping`: its batch is cancelled or its window
+    over, so that only what is finished still counts."""
+
+    attempt: Attempt
+    kind: TaskKind
+    account_id: str
+    stopping: bool = False
 
 
 @dataclass(frozen=True, slots=True)
