@@ -43,8 +43,11 @@ class TokenRates:
     digit: int
     mark: int
     """ASCII punctuation."""
+    accented: int
+    """Accented Latin letters (U+0080 to U+02FF). They cost more than themselves: they are the mark
+    of languages whose plain letters make shorter tokens too."""
     two_byte: int
-    """Characters of two UTF-8 bytes: accented Latin, Greek, Cyrillic, Hebrew, Arabic."""
+    """Other characters of two UTF-8 bytes: Greek, Cyrillic, Hebrew, Arabic."""
     three_byte: int
     """Characters of three UTF-8 bytes: Chinese, Japanese, Korean, Indic scripts, typography."""
     four_byte: int
@@ -137,6 +140,12 @@ class BaseModel:
         return self.weights_package is not None
 
     @property
+    def template_arguments(self) -> dict[str, bool]:
+        """What training and serving alike pass to the base's chat template."""
+        thinks = self.fine_tuning is not None and self.fine_tuning.think_block
+        return {"enable_thinking": False} if thinks else {}
+
+    @property
     def endpoint(self) -> Endpoint:
         """The one batch endpoint of the base."""
         return CHAT_ENDPOINT if self.kind == "chat" else EMBEDDINGS_ENDPOINT
@@ -173,13 +182,13 @@ _ALL_ROLES: frozenset[Role] = frozenset(("system", "user", "assistant"))
 # 49,152 (English only) fall back to bytes. Digits: one token each, but groups of three at Llama and
 # gpt-oss, where a lone digit is still one.
 _LARGE_VOCABULARY = TokenRates(
-    letter=245, digit=1000, mark=800, two_byte=750, three_byte=1200, four_byte=2500
+    letter=280, digit=1000, mark=800, accented=2500, two_byte=750, three_byte=1200, four_byte=2500
 )
 _MISTRAL_VOCABULARY = TokenRates(
-    letter=270, digit=1000, mark=900, two_byte=1100, three_byte=2200, four_byte=4000
+    letter=290, digit=1000, mark=900, accented=2500, two_byte=1100, three_byte=2200, four_byte=4000
 )
 _SMALL_VOCABULARY = TokenRates(
-    letter=255, digit=1000, mark=850, two_byte=1700, three_byte=3000, four_byte=4000
+    letter=290, digit=1000, mark=850, accented=4000, two_byte=1700, three_byte=3000, four_byte=4000
 )
 
 CATALOG: dict[str, BaseModel] = {

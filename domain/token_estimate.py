@@ -15,7 +15,8 @@ from domain.catalog import TokenRates
 _LETTERS = bytes(b for b in range(128) if chr(b).isalpha() or chr(b).isspace())
 _DIGITS = b"0123456789"
 _MARKS = bytes(b for b in range(128) if b not in _LETTERS and b not in _DIGITS)
-_LEAD_TWO = bytes(range(0xC0, 0xE0))
+_LEAD_ACCENTED = bytes(range(0xC0, 0xCC))
+_LEAD_TWO = bytes(range(0xCC, 0xE0))
 _LEAD_THREE = bytes(range(0xE0, 0xF0))
 _LEAD_FOUR = bytes(range(0xF0, 0xF8))
 
@@ -28,6 +29,7 @@ class CharacterCounts:
     letters: int = 0
     digits: int = 0
     marks: int = 0
+    accented: int = 0
     two_byte: int = 0
     three_byte: int = 0
     four_byte: int = 0
@@ -45,19 +47,21 @@ class CharacterCounts:
             return
         self.bytes += max(len(raw), len(unicodedata.normalize("NFC", text).encode()))
         self.letters += len(raw) - len(raw.translate(None, _LETTERS))
+        self.accented += len(raw) - len(raw.translate(None, _LEAD_ACCENTED))
         self.two_byte += len(raw) - len(raw.translate(None, _LEAD_TWO))
         self.three_byte += len(raw) - len(raw.translate(None, _LEAD_THREE))
         self.four_byte += len(raw) - len(raw.translate(None, _LEAD_FOUR))
 
-    def merge(self, other: CharacterCounts, *, times: int = 1) -> None:
-        """Counts another sum in, so many times."""
-        self.bytes += other.bytes * times
-        self.letters += other.letters * times
-        self.digits += other.digits * times
-        self.marks += other.marks * times
-        self.two_byte += other.two_byte * times
-        self.three_byte += other.three_byte * times
-        self.four_byte += other.four_byte * times
+    def merge(self, other: CharacterCounts) -> None:
+        """Counts another sum in."""
+        self.bytes += other.bytes
+        self.letters += other.letters
+        self.digits += other.digits
+        self.marks += other.marks
+        self.accented += other.accented
+        self.two_byte += other.two_byte
+        self.three_byte += other.three_byte
+        self.four_byte += other.four_byte
 
     def estimate(self, rates: TokenRates) -> int:
         """Tokens, rounded up."""
@@ -65,6 +69,7 @@ class CharacterCounts:
             self.letters * rates.letter
             + self.digits * rates.digit
             + self.marks * rates.mark
+            + self.accented * rates.accented
             + self.two_byte * rates.two_byte
             + self.three_byte * rates.three_byte
             + self.four_byte * rates.four_byte
