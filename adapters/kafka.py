@@ -106,24 +106,19 @@ async def runner_consumer(settings: Settings, runner_id: str) -> Consumer:
     """Reads the one partition that carries this runner's work, from now on: it stands at the end
     when this returns, and whatever was sent earlier is sent again. Other runners' messages come
     along. Raises KafkaError."""
-    cluster_id = await _cluster_id(settings)
-    client = _consumer_client(settings, group=None)
-    await _start(client)
-    try:
-        partitions = list(range(settings.kafka_partitions))
-        chosen = DefaultPartitioner()(runner_id.encode(), partitions, partitions)
-        mine = TopicPartition(settings.topic_prefix + work_topic(settings.gpu_class), chosen)
-        client.assign([mine])
-        end = (await client.end_offsets([mine]))[mine]
-        client.seek(mine, end)
-    except BaseException:
-        await client.stop()
-        raise
-    consumer = KafkaConsumer(
-        client, topic_prefix=settings.topic_prefix, cluster_id=cluster_id, commits=False
+    partitions = list(range(settings.kafka_partitions))
+    chosen = DefaultPartitioner()(runner_id.encode(), partitions, partitions)
+    return await _consumer_at_the_end(
+        settings, topic=work_topic(settings.gpu_class), partitions=[chosen]
     )
-    consumer.ready.add(mine)
-    return consumer
+
+
+async def heartbeat_consumer(settings: Settings) -> Consumer:
+    """Reads all heartbeats from now on: old ones would bring dead runners back. Raises
+    KafkaError."""
+    return await _consumer_at_the_end(
+        settings, topic=RUNNERS_TOPIC, partitions=range(settings.kafka_partitions)
+    )
 
 
 async def group_consumer(
@@ -135,7 +130,7 @@ async def group_consumer(
     At each assignment it goes on after what `starting_positions` answers, else from the beginning.
     `poll` raises what `starting_positions` raised. Raises KafkaError.
     """
-    cluster_id = await _cluster_id(settings)
+    cluster_id = await current_cluster_id(settings)
     names = [settings.topic_prefix + topic for topic in topics]
     grouped = settings.kafka_groups
     client = _consumer_client(settings, group=settings.topic_prefix + group if grouped else None)
@@ -274,6 +269,27 @@ class _Positioning(ConsumerRebalanceListener):  # type: ignore[misc]
         consumer.ready.add(partition)
 
 
+async def _consumer_at_the_end(
+    settings: Settings, *, topic: str, partitions: Collection[int]
+) -> KafkaConsumer:
+    cluster_id = await current_cluster_id(settings)
+    client = _consumer_client(settings, group=None)
+    await _start(client)
+    try:
+        chosen = [TopicPartition(settings.topic_prefix + topic, number) for number in partitions]
+        client.assign(chosen)
+        for partition, end in (await client.end_offsets(chosen)).items():
+            client.seek(partition, end)
+    except BaseException:
+        await client.stop()
+        raise
+    consumer = KafkaConsumer(
+        client, topic_prefix=settings.topic_prefix, cluster_id=cluster_id, commits=False
+    )
+    consumer.ready.update(chosen)
+    return consumer
+
+
 def _consumer_client(settings: Settings, *, group: str | None) -> AIOKafkaConsumer:
     return AIOKafkaConsumer(
         bootstrap_servers=settings.kafka_bootstrap,
@@ -296,7 +312,8 @@ async def _start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
         raise
 
 
-async def _cluster_id(settings: Settings) -> str:
+async def current_cluster_id(settings: Settings) -> str:
+    """Names the broker's life: the setting, or what the broker says. Raises KafkaError."""
     if settings.kafka_cluster_id:
         return settings.kafka_cluster_id
     admin = AIOKafkaAdminClient(bootstrap_servers=settings.kafka_bootstrap)
