@@ -6,6 +6,7 @@ test compares the two.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -90,6 +91,11 @@ class Settings:
     def to_environment(self) -> dict[str, str]:
         """The variables that give a child process these settings."""
         return {f"GRIDLINE_{f.name.upper()}": _text(getattr(self, f.name)) for f in fields(self)}
+
+
+def process_environment() -> dict[str, str]:
+    """What this process was started with, to be handed to its children or to `Settings`."""
+    return dict(os.environ)
 
 
 def _parse(name: str, kind: str, text: str) -> Any:

@@ -24,7 +24,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from adapters.bootstrap import open_first_account
 from adapters.embedded.broker import Broker
 from adapters.embedded.postgres import Postgres
 from adapters.embedded.private_file import write_private
@@ -51,6 +50,8 @@ STEADY_SECONDS = 60.0
 """A program that ran this long has its earlier deaths forgiven."""
 
 Say = Callable[[str], None]
+Prepare = Callable[[Settings], str]
+"""Puts into the migrated database what every instance has, and returns the first account's key."""
 
 
 class _Stop(BaseException):
@@ -58,14 +59,25 @@ class _Stop(BaseException):
 
 
 class Supervisor:
-    """One running instance. `settings` are the operator's; embedded parts replace their own."""
+    """One running instance. `settings` are the operator's; embedded parts replace their own.
+    `programs` are arguments for our interpreter."""
 
     def __init__(
-        self, *, directory: Path, port: int, ready_file: Path | None, settings: Settings, say: Say
+        self,
+        *,
+        directory: Path,
+        port: int,
+        ready_file: Path | None,
+        settings: Settings,
+        say: Say,
+        prepare: Prepare,
+        programs: Mapping[str, Sequence[str]] = PROGRAMS,
     ) -> None:
         self._directory = directory.resolve()
         self._ready_file = ready_file
         self._say = say
+        self._prepare = prepare
+        self._commands = programs
         self._postgres = Postgres(self._directory)
         self._broker = Broker(self._directory)
         self._operator_settings = settings
@@ -113,11 +125,11 @@ class Supervisor:
         self._postgres.start()
         self._say("Checking the database's schema …")
         migrate(self._postgres.owner_url)
-        api_key = open_first_account(self._settings(), self._directory / "api-key")
+        api_key = self._prepare(self._settings())
         self._say("Starting the broker …")
         self._broker.start()
         self._say("Starting API, worker and runner …")
-        for name in PROGRAMS:
+        for name in self._commands:
             self._launch(name, environment)
         self._await_ready(environment)
         self._write_ready_file(api_key)
@@ -152,7 +164,7 @@ class Supervisor:
     def _launch(self, name: str, environment: Mapping[str, str]) -> None:
         self._programs[name] = launch(
             name,
-            [sys.executable, *PROGRAMS[name]],
+            [sys.executable, *self._commands[name]],
             log=self._directory / "logs" / f"{name}.log",
             environment={**environment, **self._settings().to_environment()},
         )

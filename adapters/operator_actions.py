@@ -1,0 +1,173 @@
+"""What an operator does to accounts, keys and prices, from the command line or at a first start.
+
+`adapters/cli.py` and the supervisor call it with the writer that the composition root made. A key's
+text is drawn here, handed to the caller once, and never kept or logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import uuid
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from adapters.embedded.private_file import write_private
+from adapters.postgres import Connection
+from domain.account import AccountLimits
+from domain.commands.accounts import (
+    GrantCredit,
+    KeySecret,
+    LimitKey,
+    OpenAccount,
+    PublishPrices,
+    RegisterKey,
+    RevokeKey,
+    grant_credit,
+    limit_key,
+    open_account,
+    publish_prices,
+    register_key,
+    revoke_key,
+)
+from domain.key_spend import SpendLimits
+from domain.limits import OPEN_FINE_TUNES
+from domain.money import nano_usd
+from domain.prices import PriceList
+from domain.unit_of_work import C, CommandContext, CommandWriter, Handler, R
+
+KEY_PREFIX = "gl_"
+KEY_SHOWN_CHARACTERS = 10
+"""As much of a key as people may see again: enough to tell keys apart, too little to guess one."""
+
+FIRST_ACCOUNT_EMAIL = "local@localhost"
+FIRST_ACCOUNT_CREDIT_USD = "25"
+FIRST_ACCOUNT_LIMITS = AccountLimits(open_fine_tunes=OPEN_FINE_TUNES, open_batches=10)
+
+_ANY_ACCOUNT = "SELECT 1 AS found FROM account_people LIMIT 1"
+_LIST_KEYS = """
+    SELECT key_id, account_id, prefix, name FROM api_key_secrets
+    WHERE account_id = coalesce(%(account_id)s, account_id) ORDER BY account_id, key_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedAccount:
+    """A new account, with the only copy of its key's text."""
+
+    account_id: str
+    key_id: str
+    api_key: str
+
+
+class Operator:
+    """The actions of one process, each a command of its own in the log."""
+
+    def __init__(self, writer: CommandWriter) -> None:
+        self._writer = writer
+
+    def open_account(
+        self,
+        *,
+        email: str,
+        credit_usd: str,
+        limits: AccountLimits,
+        api_key: str | None = None,
+    ) -> OpenedAccount:
+        """An account with credit and one key. Raises ValueError for a credit that is no amount."""
+        key = api_key or draw_key()
+        opened = self._run(
+            open_account,
+            OpenAccount(
+                email=email,
+                limits=limits,
+                credit_nano_usd=nano_usd(credit_usd),
+                secret=secret_of(key, name="first key"),
+            ),
+        )
+        return OpenedAccount(account_id=opened.account_id, key_id=opened.key_id, api_key=key)
+
+    def open_first_account(self, connection: Connection, key_file: Path) -> str:
+        """The text of the first account's key; the account is made if there is none at all.
+
+        The key is written before the account that it opens, so that a start that is killed between
+        the two is simply done again.
+        """
+        if not key_file.exists():
+            write_private(key_file, draw_key())
+        key = key_file.read_text(encoding="ascii").strip()
+        if connection.execute(_ANY_ACCOUNT).fetchone() is None:
+            self.open_account(
+                email=FIRST_ACCOUNT_EMAIL,
+                credit_usd=FIRST_ACCOUNT_CREDIT_USD,
+                limits=FIRST_ACCOUNT_LIMITS,
+                api_key=key,
+            )
+        return key
+
+    def grant(self, *, account_id: str, credit_usd: str, reason: str) -> None:
+        """Adds credit. Raises NotFound, and ValueError for what is no positive amount."""
+        amount_nano_usd = nano_usd(credit_usd)
+        if amount_nano_usd <= 0:
+            raise ValueError(f"{credit_usd} USD is not a positive amount")
+        self._run(
+            grant_credit,
+            GrantCredit(account_id=account_id, amount_nano_usd=amount_nano_usd, reason=reason),
+        )
+
+    def create_key(self, *, account_id: str, name: str) -> tuple[str, str]:
+        """A new key of an account: its id and its text. Raises NotFound."""
+        key = draw_key()
+        command = RegisterKey(account_id=account_id, secret=secret_of(key, name=name))
+        return self._run(register_key, command), key
+
+    def revoke_key(self, key_id: str) -> None:
+        """Raises NotFound."""
+        self._run(revoke_key, RevokeKey(key_id=key_id))
+
+    def limit_key(self, key_id: str, *, daily_usd: str | None, total_usd: str | None) -> None:
+        """Puts spend limits in force, None for no limit. Raises NotFound, ValueError."""
+        limits = SpendLimits(
+            daily_nano_usd=None if daily_usd is None else nano_usd(daily_usd),
+            total_nano_usd=None if total_usd is None else nano_usd(total_usd),
+        )
+        self._run(limit_key, LimitKey(key_id=key_id, limits=limits))
+
+    def publish_prices(self, prices_file: str) -> None:
+        """Publishes a price file, or with "" the list that ships with the product; the same list
+        again changes nothing. Raises pydantic.ValidationError, InvalidRequest."""
+        text = (
+            Path(prices_file).read_text(encoding="utf-8")
+            if prices_file
+            else resources.files("domain").joinpath("prices.json").read_text(encoding="utf-8")
+        )
+        self._run(publish_prices, PublishPrices(prices=PriceList.from_json(text)))
+
+    def _run(self, handler: Handler[C, R], command: C) -> R:
+        context = CommandContext(
+            actor="system:operator",
+            correlation_id=f"operator_{uuid.uuid4().hex}",
+            causation=type(command).__name__,
+            command_id=uuid.uuid4().hex,
+        )
+        return self._writer.submit(handler, command, context).result()
+
+
+def list_keys(connection: Connection, *, account_id: str | None) -> list[dict[str, str]]:
+    """The keys that open something, of one account or of all; never their text."""
+    return connection.execute(_LIST_KEYS, {"account_id": account_id}).fetchall()
+
+
+def draw_key() -> str:
+    """The text of a new key: 256 bits from the operating system."""
+    return KEY_PREFIX + secrets.token_hex(32)
+
+
+def secret_of(key: str, *, name: str) -> KeySecret:
+    """What is kept of a key."""
+    return KeySecret(
+        sha256=hashlib.sha256(key.encode()).hexdigest(),
+        prefix=key[:KEY_SHOWN_CHARACTERS],
+        name=name,
+    )
