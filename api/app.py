@@ -1,0 +1,67 @@
+"""The API's route list, its middleware and its life.
+
+`create_app` is given a control plane and builds the ASGI application over it; `python -m api` and
+tests both use it. What a route may do is in `routes/`, what it may see in `control.py`.
+"""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from api.control import Api
+from api.endpoint import open_path, resource
+from api.envelope import Envelope
+from api.errors import on_gridline_error, on_http_exception
+from api.metrics import Metrics
+from api.routes import adapters, batches, credits, files, fine_tuning, health, models, not_offered
+from domain.errors import GridlineError
+
+JOBS = "/fine_tuning/jobs"
+JOB = f"{JOBS}/{{job_id}}"
+
+ROUTES: list[Route] = [
+    resource("/files", get=files.list_all, post=files.create),
+    resource("/files/{file_id}", get=files.retrieve, delete=files.delete),
+    resource("/files/{file_id}/content", get=files.content),
+    resource(JOBS, get=fine_tuning.list_all, post=fine_tuning.create),
+    resource(JOB, get=fine_tuning.retrieve),
+    resource(f"{JOB}/cancel", post=fine_tuning.cancel),
+    resource(f"{JOB}/pause", post=fine_tuning.pause),
+    resource(f"{JOB}/resume", post=fine_tuning.resume),
+    resource(f"{JOB}/events", get=fine_tuning.events),
+    resource(f"{JOB}/checkpoints", get=fine_tuning.checkpoints),
+    resource("/batches", get=batches.list_all, post=batches.create),
+    resource("/batches/{batch_id}", get=batches.retrieve),
+    resource("/batches/{batch_id}/cancel", post=batches.cancel),
+    resource("/models", get=models.list_all),
+    resource("/models/{model:path}", get=models.retrieve, delete=models.delete),
+    resource("/gridline/adapters/{model:path}/files/{name}", get=adapters.download),
+    resource("/gridline/credits", get=credits.credits),
+    resource("/gridline/prices", get=credits.prices),
+    resource("/gridline/receipts/{work_id}", get=credits.receipt),
+    resource("/gridline/statement", get=credits.statement),
+    open_path("/healthz", get=health.healthz),
+    open_path("/readyz", get=health.readyz),
+    open_path("/metrics", get=health.metrics),
+    Route("/{path:path}", endpoint=not_offered.AnythingElse()),
+]
+
+
+def create_app(api: Api) -> Starlette:
+    """The application; whoever built `api.control` closes it."""
+    metrics = Metrics()
+    app = Starlette(
+        routes=ROUTES,
+        middleware=[Middleware(Envelope, metrics=metrics)],
+        exception_handlers={
+            GridlineError: on_gridline_error,
+            HTTPException: on_http_exception,
+        },
+    )
+    app.router.redirect_slashes = False
+    app.state.api = api
+    app.state.metrics = metrics
+    return app

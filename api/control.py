@@ -1,0 +1,118 @@
+"""What the routes need of the control plane, and one request with its caller.
+
+`app.py` alone knows the composition root; routes and the modules beside them see only this. A route
+reads through `Call.read` and changes things through `Call.execute`, never otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from psycopg import Connection
+from starlette.requests import Request
+
+from domain.limits import UPLOAD_BYTES_MAX
+from domain.ports import Clock, IdSource, Objects
+from domain.unit_of_work import C, CommandContext, CommandWriter, Handler, R
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Rows = Connection[dict[str, Any]]
+"""A connection on which the read functions of `projections` work."""
+
+
+class Reads(Protocol):
+    """A pool of connections for reading."""
+
+    def connection(self) -> AbstractContextManager[Rows]: ...
+
+
+class ControlPlane(Protocol):
+    """What `adapters.bootstrap` builds, as far as the API uses it."""
+
+    @property
+    def writer(self) -> CommandWriter: ...
+
+    @property
+    def reads(self) -> Reads: ...
+
+    @property
+    def objects(self) -> Objects: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def ids(self) -> IdSource: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """What one running API has. `creates_in_flight` are the creates of this process that are being
+    decided, by (key, route, body hash)."""
+
+    control: ControlPlane
+    lease_seconds: float
+    upload_bytes_max: int = UPLOAD_BYTES_MAX
+    creates_in_flight: dict[tuple[str, str, str], asyncio.Future[str]] = field(default_factory=dict)
+
+    async def read(
+        self, function: Callable[Concatenate[Rows, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Runs a read function of `projections` in a thread, on a connection of the pool."""
+
+        def on_connection() -> T:
+            with self.control.reads.connection() as connection:
+                return function(connection, *args, **kwargs)
+
+        return await asyncio.to_thread(on_connection)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose key the request carries."""
+
+    account_id: str
+    key_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One authenticated request. `route` is `METHOD template`, which names it in idempotency
+    records and in the log."""
+
+    request: Request
+    caller: Caller
+    api: Api
+    route: str
+    request_id: str
+
+    @property
+    def retry_count(self) -> int:
+        """Which try of an official SDK this is, from 0; 0 for every other client."""
+        text = self.request.headers.get("x-stainless-retry-count", "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
+
+    async def read(
+        self, function: Callable[Concatenate[Rows, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See Api."""
+        return await self.api.read(function, *args, **kwargs)
+
+    async def execute(self, handler: Handler[C, R], command: C) -> R:
+        """Runs a command in the caller's name; what it raises is the answer."""
+        return await self.api.control.writer.execute(
+            handler,
+            command,
+            CommandContext(
+                actor=self.caller.key_id,
+                correlation_id=self.request_id,
+                causation=self.route,
+                command_id=self.request_id,
+            ),
+        )

@@ -1,0 +1,37 @@
+"""Reads a JSON request body, strictly and within a bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+
+from domain.errors import FileTooLarge, UnsupportedContentEncoding
+from domain.limits import MIB
+from domain.strict_json import InvalidJson, parse_json
+
+JSON_BYTES_MAX = MIB
+"""A create body holds ids, settings and 16 pairs of metadata."""
+
+
+def refuse_content_encoding(request: Request) -> None:
+    """Raises UnsupportedContentEncoding for a compressed body: a small one can be a bomb."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedContentEncoding("Send the body without a Content-Encoding.")
+
+
+async def read_json(request: Request) -> Any:
+    """The body's value. Raises InvalidJson, FileTooLarge or UnsupportedContentEncoding."""
+    refuse_content_encoding(request)
+    gathered = bytearray()
+    async for chunk in request.stream():
+        gathered += chunk
+        if len(gathered) > JSON_BYTES_MAX:
+            raise FileTooLarge(
+                f"The body is larger than {JSON_BYTES_MAX // MIB} MiB.", code="request_too_large"
+            )
+    try:
+        return parse_json(bytes(gathered))
+    except InvalidJson as error:
+        raise InvalidJson(f"The request body is not JSON: {error.message}.") from None

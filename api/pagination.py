@@ -1,0 +1,60 @@
+"""The query of a list, read strictly, and the page that answers it.
+
+`limit` is never clamped in silence, and a bad cursor is refused (`projections/paging.py`). Query
+keys that a list does not know are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from domain.errors import InvalidRequest
+from projections.paging import Order
+
+
+def limit_of(request: Request, *, default: int, most: int) -> int:
+    """The `limit` of a list; 0 asks for an empty page. Raises InvalidRequest."""
+    text = given_once(request, "limit")
+    if text is None:
+        return default
+    if text.isascii() and text.isdigit() and len(text) <= 9 and int(text) <= most:
+        return int(text)
+    raise InvalidRequest(f"limit must be an integer from 1 to {most:,}.", param="limit")
+
+
+def after_of(request: Request) -> str | None:
+    """The id of the last item that the caller has; an empty one is the Node SDKs' null."""
+    return given_once(request, "after") or None
+
+
+def order_of(request: Request) -> Order:
+    """Newest first unless asked otherwise. Raises InvalidRequest."""
+    match given_once(request, "order"):
+        case None | "" | "desc":
+            return "desc"
+        case "asc":
+            return "asc"
+        case _:
+            raise InvalidRequest('order must be "asc" or "desc".', param="order")
+
+
+def given_once(request: Request, name: str) -> str | None:
+    """A query value. Raises InvalidRequest if the key is repeated."""
+    values = request.query_params.getlist(name)
+    if len(values) > 1:
+        raise InvalidRequest(f"{name} is given more than once.", param=name)
+    return values[0] if values else None
+
+
+def list_object(items: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    """The wire form of a page; the cursors are the ids of its ends. An empty page is the last."""
+    return {
+        "object": "list",
+        "data": list(items),
+        "has_more": has_more and bool(items),
+        "first_id": items[0]["id"] if items else None,
+        "last_id": items[-1]["id"] if items else None,
+    }

@@ -1,0 +1,179 @@
+"""POST, GET, DELETE /files."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import timedelta
+
+from starlette.responses import Response
+
+from api.control import Call
+from api.download import send_object
+from api.errors import error_response
+from api.idempotency import canonical_sha256, create_once, repeats_lately
+from api.json_body import refuse_content_encoding
+from api.json_response import json_response
+from api.multipart import MultipartReader, boundary_of
+from api.pagination import after_of, given_once, limit_of, list_object, order_of
+from api.schemas.files import file_deleted, file_object
+from api.upload import Upload, UploadReceiver, too_large
+from domain import ids
+from domain.commands.files import DeleteFile, StoreFile, delete_file, store_file
+from domain.commands.idempotency import Origin
+from domain.errors import GridlineError, InvalidRequest, NotFound, StorageOutcomeUnknown
+from domain.limits import FILE_KEPT_SECONDS, MIB
+from domain.messages import ObjectRef
+from projections import files
+from projections.files import FileRow
+
+LIMIT_MAX = 10_000
+DRAIN_SECONDS_MAX = 60
+MULTIPART_BYTES_MAX = MIB
+"""What the fields and headers around a file may take in a declared length."""
+
+PURPOSES = ("fine-tune", "batch", "batch_output")
+
+
+async def create(call: Call) -> Response:
+    """Uploads a file."""
+    request, bytes_max = call.request, call.api.upload_bytes_max
+    refuse_content_encoding(request)
+    reader = MultipartReader(
+        request.stream(), boundary=boundary_of(request.headers.get("content-type", ""))
+    )
+    declared = request.headers.get("content-length", "0")
+    declared_bytes = int(declared) if declared.isascii() and declared.isdigit() else 0
+    file_id = call.api.control.ids.new(ids.FILE)
+    try:
+        if declared_bytes > bytes_max + MULTIPART_BYTES_MAX:
+            raise too_large(bytes_max)
+        receiver = UploadReceiver(
+            reader, call.api.control.objects, key=f"files/{file_id}", bytes_max=bytes_max
+        )
+        upload = await receiver.receive()
+    except GridlineError as error:
+        return await _refused(
+            call,
+            reader,
+            error,
+            unread=declared_bytes > 2 * bytes_max or "expect" in request.headers,
+        )
+    made = await _record(call, file_id, upload)
+    return json_response(file_object(await _file(call, made)))
+
+
+async def _refused(
+    call: Call, reader: MultipartReader, error: GridlineError, *, unread: bool
+) -> Response:
+    """Answers once the client has sent all: answered earlier, some clients see a broken connection
+    instead. A client that waits to be told, or would send too much, is answered at once."""
+    response = error_response(error)
+    drained = False
+    if not unread:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS_MAX):
+                drained = await reader.drain(bytes_max=2 * call.api.upload_bytes_max)
+    if not drained:
+        response.headers["connection"] = "close"
+    return response
+
+
+async def _record(call: Call, file_id: str, upload: Upload) -> str:
+    """Records the stored upload; returns the id of its file, or of that which the same request made
+    before, and then forgets the bytes that came again."""
+    kept_seconds = upload.expires_after_seconds or FILE_KEPT_SECONDS
+    control = call.api.control
+
+    async def store(origin: Origin) -> str:
+        return await call.execute(
+            store_file,
+            StoreFile(
+                file_id=file_id,
+                account_id=call.caller.account_id,
+                purpose=upload.purpose,
+                object=upload.object,
+                filename=upload.filename,
+                expires_at=control.clock.now() + timedelta(seconds=kept_seconds),
+                training=upload.training,
+                origin=origin,
+            ),
+        )
+
+    fingerprint = canonical_sha256(
+        {
+            "sha256": upload.object.sha256,
+            "purpose": upload.purpose,
+            "filename": upload.filename,
+            "expires_after_seconds": upload.expires_after_seconds,
+        }
+    )
+    try:
+        made = await create_once(call, body_sha256=fingerprint, create=store)
+    except StorageOutcomeUnknown:
+        raise  # the file may be recorded after all: its bytes must stay
+    except BaseException:
+        await control.objects.delete(upload.object.key)
+        raise
+    if made != file_id:
+        await control.objects.delete(upload.object.key)
+    return made
+
+
+async def list_all(call: Call) -> Response:
+    """Lists the account's files."""
+    purpose = given_once(call.request, "purpose") or None
+    if purpose is not None and purpose not in PURPOSES:
+        raise InvalidRequest(f"purpose must be one of {', '.join(PURPOSES)}.", param="purpose")
+    found = await call.read(
+        files.list_page,
+        account_id=call.caller.account_id,
+        limit=limit_of(call.request, default=LIMIT_MAX, most=LIMIT_MAX),
+        after=after_of(call.request),
+        order=order_of(call.request),
+        purpose=purpose,
+    )
+    return json_response(
+        list_object([file_object(row) for row in found.rows], has_more=found.has_more)
+    )
+
+
+async def retrieve(call: Call) -> Response:
+    """One file object."""
+    return json_response(file_object(await _file(call, call.request.path_params["file_id"])))
+
+
+async def content(call: Call) -> Response:
+    """The bytes as they were uploaded or written."""
+    row = await _file(call, call.request.path_params["file_id"])
+    return await send_object(
+        call.request,
+        call.api.control.objects,
+        ObjectRef(key=row.object_key, bytes=row.bytes, sha256=row.sha256),
+        filename=row.filename or row.id,
+    )
+
+
+async def delete(call: Call) -> Response:
+    """Forgets a file that no open work uses."""
+    file_id = call.request.path_params["file_id"]
+    try:
+        key = await call.execute(
+            delete_file, DeleteFile(account_id=call.caller.account_id, file_id=file_id)
+        )
+    except NotFound:
+        deleted_at = await call.read(
+            files.deleted_at, account_id=call.caller.account_id, file_id=file_id
+        )
+        if not repeats_lately(call, deleted_at):
+            raise
+    else:
+        await call.api.control.objects.delete(key)
+    return json_response(file_deleted(file_id))
+
+
+async def _file(call: Call, file_id: str) -> FileRow:
+    row = await call.read(files.get, account_id=call.caller.account_id, file_id=file_id)
+    if row is None:
+        raise NotFound("No such file: id.", param="id")
+    return row
