@@ -36,7 +36,7 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "worker": ("-m", "adapters.worker"),
     "runner": ("-m", "gpu_runners"),
 }
-BROKER_CLIENTS = ("worker", "runner")
+BROKER_CLIENTS = frozenset({"worker", "runner"})
 
 READY_SECONDS_MAX = 120.0
 READY_POLL_SECONDS = 0.1
@@ -218,7 +218,7 @@ class Supervisor:
             self._say("The broker ended; starting another one, and its clients again …")
             self._broker.child.kill_group()
             self._broker.start()
-            for name in BROKER_CLIENTS:
+            for name in BROKER_CLIENTS & self._commands.keys():
                 self._programs[name].kill_group()
                 self._launch(name, environment)
             restarted = True
