@@ -1,0 +1,362 @@
+"""Batch input files at validation."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from domain.batch_file import BatchFileCheck, BatchFileFacts
+from domain.batch_line import REFUSED_FIELDS, message_text
+from domain.catalog import CHAT_ENDPOINT, EMBEDDINGS_ENDPOINT, Endpoint
+from tests.unit.case_files import case_bytes, case_names
+
+BASE = "qwen2.5-0.5b-instruct"
+CHAT_BODY = {"model": BASE, "messages": [{"role": "user", "content": "Hi"}]}
+EMBEDDINGS_BODY = {"model": "bge-m3", "input": "one"}
+
+
+def checked(
+    content: bytes,
+    *,
+    endpoint: Endpoint = CHAT_ENDPOINT,
+    own_models: dict[str, str] | None = None,
+    chunk_requests: int = 200,
+) -> BatchFileFacts:
+    check = BatchFileCheck(
+        endpoint=endpoint, own_models=own_models or {}, chunk_requests=chunk_requests
+    )
+    for start in range(0, len(content), 65_536):
+        check.feed(content[start : start + 65_536])
+    return check.finish()
+
+
+def line(number: int, body: Any, *, endpoint: str = CHAT_ENDPOINT) -> bytes:
+    request = {"custom_id": f"r{number}", "method": "POST", "url": endpoint, "body": body}
+    return json.dumps(request).encode() + b"\n"
+
+
+def chat(*changes: dict[str, Any]) -> BatchFileFacts:
+    return checked(b"".join(line(n, CHAT_BODY | each) for n, each in enumerate(changes)))
+
+
+def embeddings(*changes: dict[str, Any]) -> BatchFileFacts:
+    lines = (
+        line(n, EMBEDDINGS_BODY | each, endpoint=EMBEDDINGS_ENDPOINT)
+        for n, each in enumerate(changes)
+    )
+    return checked(b"".join(lines), endpoint=EMBEDDINGS_ENDPOINT)
+
+
+def faults(facts: BatchFileFacts) -> list[tuple[str, int | None, str | None]]:
+    return [(error.code, error.line, error.param) for error in facts.errors]
+
+
+def test_a_mark_and_windows_line_ends_lose_no_request() -> None:
+    content = case_bytes("windows", "requests-bom-crlf.jsonl")
+    facts = checked(content)
+    assert (facts.errors, facts.requests) == ((), 3)
+    (chunk,) = facts.chunks
+    assert (chunk.start_byte, chunk.end_byte) == (3, len(content))
+
+
+def test_the_same_custom_id_twice_is_named_at_its_second_line() -> None:
+    facts = checked(case_bytes("custom_ids", "requests-dup-line-3.jsonl"))
+    assert faults(facts) == [("duplicate_custom_id", 3, "custom_id")]
+
+
+def test_ids_that_only_look_alike_are_different() -> None:
+    facts = checked(case_bytes("custom_ids", "requests-look-alike.jsonl"))
+    assert (facts.errors, facts.requests) == ((), 12)
+
+
+FIELDS = {
+    "id": "custom_id",
+    "method": "method",
+    "url": "url",
+    "body": "body",
+    "model": "body.model",
+    "messages": "body.messages",
+    "temperature": "body.temperature",
+    "max-tokens": "body.max_completion_tokens",
+    "anthropic": "method",
+}
+
+
+@pytest.mark.parametrize("name", case_names("batch_lines"))
+def test_a_line_that_cannot_run_is_named_with_its_field(name: str) -> None:
+    facts = checked(case_bytes("batch_lines", name))
+    first = facts.errors[0]
+    field = next(param for start, param in FIELDS.items() if name.startswith(start))
+    assert (first.line, first.param) == (2, field)
+    assert {error.line for error in facts.errors} == {2}
+    assert field in first.message
+
+
+@pytest.mark.parametrize("name", case_names("request_fields"))
+def test_a_refused_field_is_refused_whatever_its_value(name: str) -> None:
+    embedding = name.startswith("embeddings")
+    facts = checked(
+        case_bytes("request_fields", name),
+        endpoint=EMBEDDINGS_ENDPOINT if embedding else CHAT_ENDPOINT,
+    )
+    if name.startswith(("ok-", "null-")):
+        assert (facts.errors, facts.requests) == ((), 3)
+        return
+    field = {
+        "embeddings-dimensions.jsonl": "dimensions",
+        "unknown-field.jsonl": "top_kk",
+        "refused-stream-true.jsonl": "stream",
+    }.get(name, name.removeprefix("refused-").removesuffix(".jsonl"))
+    assert faults(facts) == [("unsupported_parameter", 2, f"body.{field}")]
+    assert field in facts.errors[0].message
+
+
+@pytest.mark.parametrize("field", REFUSED_FIELDS)
+def test_null_is_absence_for_all_nineteen_alike_on_both_endpoints(field: str) -> None:
+    assert len(REFUSED_FIELDS) == 19
+    assert chat({field: None}).errors == ()
+    assert embeddings({field: None}).errors == ()
+    for value in (False, 0, "", [], {}):
+        assert faults(chat({field: value})) == [("unsupported_parameter", 1, f"body.{field}")]
+        assert faults(embeddings({field: value})) == [("unsupported_parameter", 1, f"body.{field}")]
+
+
+SCHEMA = {"name": "answer", "schema": {"type": "object"}, "strict": True}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"temperature": 0, "top_p": 1, "frequency_penalty": -2, "presence_penalty": 2},
+        {"temperature": 2, "n": 3, "seed": -5, "stop": "END", "max_tokens": 1},
+        {"stop": ["a", "b", "c", "d"], "logprobs": True, "top_logprobs": 20},
+        {
+            "temperature": None,
+            "n": None,
+            "stop": None,
+            "max_tokens": None,
+            "max_completion_tokens": 5,
+        },
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+        {"messages": [{"role": "system", "content": "a"}, {"role": "assistant", "content": ""}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": None}]},
+        {"user": "someone"},
+    ],
+)
+def test_what_the_pages_honour_is_accepted(body: dict[str, Any]) -> None:
+    assert chat(body).errors == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"top_p": -0.1}, "top_p"),
+        ({"frequency_penalty": 3}, "frequency_penalty"),
+        ({"presence_penalty": "0"}, "presence_penalty"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stop": []}, "stop"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"seed": 1.5}, "seed"),
+        ({"seed": 2**63}, "seed"),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"user": 7}, "user"),
+        ({"model": 7}, "model"),
+        ({"model": "bge-m3"}, "model"),
+        ({"response_format": "text"}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": ["text"]}}, "response_format"),
+        ({"response_format": {"type": "text", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": SCHEMA | {"name": "a b"}}},
+            "response_format",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": SCHEMA | {"schema": {"items": [{"pattern": "a(?=b)"}]}},
+                }
+            },
+            "response_format",
+        ),
+        ({"messages": {}}, "messages"),
+        ({"messages": ["Hi"]}, "messages[0]"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content",
+        ),
+        ({"messages": [{"role": "user", "content": "a", "name": "x"}]}, "messages[0].name"),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(body: dict[str, Any], param: str) -> None:
+    facts = chat({}, body)
+    assert [(error.line, error.param) for error in facts.errors] == [(2, f"body.{param}")]
+
+
+@pytest.mark.parametrize("value", ["a", ["a", "b"], [1, 2], [[1], [2, 3]]])
+def test_embeddings_take_text_and_token_ids(value: Any) -> None:
+    assert embeddings({"input": value, "encoding_format": "base64"}).errors == ()
+
+
+@pytest.mark.parametrize("value", ["", [], [""], [[]], ["a", 1], [1.5], [True], [[-1]], {}, 7])
+def test_other_embedding_inputs_are_refused(value: Any) -> None:
+    assert faults(embeddings({"input": value})) == [("invalid_value", 1, "body.input")]
+
+
+def test_every_fault_of_a_line_is_listed() -> None:
+    content = b'{"custom_id": 7, "method": "GET", "body": {"messages": [], "stream": true}}\n'
+    assert [error.param for error in checked(content).errors] == [
+        "custom_id",
+        "method",
+        "url",
+        "body.model",
+        "body.stream",
+        "body.messages",
+    ]
+
+
+def test_lines_that_are_no_json_are_listed_and_the_rest_is_checked() -> None:
+    content = b'{"a": NaN}\n' + line(1, CHAT_BODY) + b"[]\n\n" + b'{"a": 1, "a": 2}'
+    assert faults(checked(content)) == [
+        ("invalid_json_line", 1, None),
+        ("invalid_json_line", 3, None),
+        ("invalid_json_line", 5, None),
+    ]
+
+
+def test_at_most_a_hundred_faults_are_listed() -> None:
+    assert len(checked(b"x\n" * 500).errors) == 100
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf"])
+def test_a_file_without_requests_is_refused(content: bytes) -> None:
+    assert [error.code for error in checked(content).errors] == ["empty_file"]
+
+
+def test_fifty_thousand_requests_fit_and_one_more_does_not() -> None:
+    content = b"".join(line(n, CHAT_BODY) for n in range(50_000))
+    facts = checked(content)
+    assert (facts.errors, facts.requests, len(facts.chunks)) == ((), 50_000, 250)
+    over = checked(content + line(50_000, CHAT_BODY))
+    assert faults(over) == [("too_many_tasks", 50_001, "input_file_id")]
+    assert "50,000" in over.errors[0].message
+
+
+def test_no_fault_quotes_the_line() -> None:
+    secret = "secretword"
+    facts = chat(
+        {"model": secret},
+        {"temperature": secret},
+        {f"{secret} ": 1},
+        {"messages": [{"role": secret, "content": secret}]},
+        {"response_format": {"type": secret}},
+    )
+    assert len(facts.errors) == 5
+    assert secret not in "".join(error.message + str(error.param) for error in facts.errors)
+
+
+# Models
+
+
+def models(*names: str, own: dict[str, str] | None = None) -> BatchFileFacts:
+    lines = b"".join(line(n, CHAT_BODY | {"model": name}) for n, name in enumerate(names))
+    return checked(lines, own_models=own)
+
+
+def test_base_and_its_fine_tunes_share_a_batch() -> None:
+    own = {f"ft:{BASE}:o:{n}": BASE for n in range(9)}
+    facts = models(BASE, *list(own)[:8], own=own)
+    assert facts.errors == ()
+    assert facts.base is not None
+    assert facts.base.id == BASE
+    assert facts.models == (f"ft:{BASE}:o:0", *list(own)[1:8], BASE)
+    assert [usage.model for usage in facts.worst_case] == list(facts.models)
+    assert faults(models(BASE, *own, own=own)) == [("too_many_models", 10, "body.model")]
+
+
+def test_a_batch_has_one_base() -> None:
+    assert faults(models(BASE, "qwen3-8b", BASE)) == [("model_mismatch", 2, "body.model")]
+    own = {"ft:qwen3-8b:o:1": "qwen3-8b"}
+    assert faults(models(BASE, "ft:qwen3-8b:o:1", own=own)) == [("model_mismatch", 2, "body.model")]
+
+
+def test_a_model_of_nobody_and_one_of_somebody_else_answer_alike() -> None:
+    facts = models("ft:qwen3-8b:o:1", "ft:nothing:o:1")
+    assert {error.code for error in facts.errors} == {"model_not_found"}
+
+
+def test_a_download_only_fine_tune_says_so() -> None:
+    (error,) = models("ft:gpt-oss-20b:o:1").errors
+    assert error.code == "model_not_servable"
+    assert "download-only" in error.message
+
+
+def test_a_chat_model_is_for_chat_batches() -> None:
+    facts = embeddings({"model": BASE})
+    assert faults(facts) == [("model_mismatch", 1, "body.model")]
+
+
+# The plan and the worst case
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 7))
+def test_chunks_hold_every_request_once(blank_before: list[bool], size: int) -> None:
+    content = b"".join(
+        (b"\r\n" if blank else b"") + line(n, CHAT_BODY) for n, blank in enumerate(blank_before)
+    )
+    facts = checked(content, chunk_requests=size)
+    ids: list[str] = []
+    for chunk in facts.chunks:
+        part = content[chunk.start_byte : chunk.end_byte]
+        rows = [json.loads(each) for each in part.splitlines() if each.strip()]
+        assert len(rows) == chunk.requests <= size
+        assert content[: chunk.start_byte].count(b"\n") + 1 == chunk.first_line
+        ids += [row["custom_id"] for row in rows]
+    assert ids == [f"r{n}" for n in range(len(blank_before))]
+
+
+def test_the_worst_case_is_every_prompt_byte_and_every_max_token() -> None:
+    facts = chat(
+        {"max_completion_tokens": 16},
+        {"max_tokens": 10, "n": 3},
+        {"messages": [{"role": "user", "content": "Hié"}]},
+    )
+    (usage,) = facts.worst_case
+    template = 32 + 2 * 8
+    assert usage.input_tokens == 3 * template + 2 + 2 + 4
+    assert usage.output_tokens == 16 + 30 + 1_024
+
+
+def test_nothing_is_held_beyond_the_context_window() -> None:
+    facts = chat({"max_tokens": 10**9, "messages": [{"role": "user", "content": "x" * 100_000}]})
+    (usage,) = facts.worst_case
+    assert (usage.input_tokens, usage.output_tokens) == (32_768, 32_768)
+
+
+def test_embedding_inputs_are_bounded_one_by_one() -> None:
+    (usage,) = embeddings({"input": ["ab", "x" * 10_000]}, {"input": [1, 2, 3]}).worst_case
+    assert (usage.input_tokens, usage.output_tokens) == (6 + 8_192 + 7, 0)
+
+
+def test_text_parts_are_joined_as_the_engines_join_them() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert message_text(parts) == "a\nb"
+    assert message_text("a") == "a"

@@ -1,0 +1,293 @@
+"""Bodies of creates."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from domain.catalog import CATALOG
+from domain.create_bodies import (
+    FineTuneCreate,
+    parse_batch_create,
+    parse_expires_after,
+    parse_fine_tuning_create,
+    parse_metadata,
+)
+from domain.errors import InvalidRequest
+from tests.unit.case_files import case_bytes, case_names
+
+
+def job(model: str = "qwen2.5-0.5b-instruct", **fields: Any) -> FineTuneCreate:
+    return parse_fine_tuning_create({"model": model, "training_file": "file-1", **fields})
+
+
+def refused_job(model: str = "qwen2.5-0.5b-instruct", **fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as refused:
+        job(model, **fields)
+    assert refused.value.code == "invalid_request"
+    return refused.value
+
+
+REFUSED_BODIES = {
+    "01-top-level-n_epochs": ("n_epochs", "Unsupported parameter"),
+    "02-both-places": ("hyperparameters", "twice"),
+    "06-integrations-wandb": ("integrations", "integrations"),
+    "08-suffix-65": ("suffix", "64"),
+    "09-seed-minus-1": ("seed", "2,147,483,647"),
+    "10-seed-2147483648": ("seed", "2,147,483,647"),
+    "11-seed-true": ("seed", "integer"),
+    "12-metadata-17": ("metadata", "16"),
+    "13-metadata-number": ("metadata", "strings"),
+    "15-method-reinforcement": ("method", "supervised"),
+    "16-lr-and-multiplier": ("learning_rate_multiplier", "one or the other"),
+    "17-epochs-string": ("n_epochs", "1 to 10"),
+    "18-epochs-true": ("n_epochs", "1 to 10"),
+    "19-epochs-11": ("n_epochs", "1 to 10"),
+    "20-rank-65": ("lora_rank", "1 to 64"),
+    "21-unknown-hyperparameter": ("warmup_ratio", "Unsupported parameter"),
+    "22-gpt-model": ("model", "qwen2.5-7b-instruct"),
+    "23-seq-8192-rank-32": ("lora_rank", "16 or lower"),
+    "24-seq-4096-small-base": ("max_seq_length", "2,048"),
+}
+
+
+@pytest.mark.parametrize("name", case_names("job_bodies"))
+def test_job_bodies_as_people_have_them(name: str) -> None:
+    body = json.loads(case_bytes("job_bodies", name))
+    expected = REFUSED_BODIES.get(name.removesuffix(".json"))
+    if expected is None:
+        assert parse_fine_tuning_create(body).training_file == "FILE_ID"
+        return
+    with pytest.raises(InvalidRequest) as refused:
+        parse_fine_tuning_create(body)
+    param, word = expected
+    assert refused.value.param == param
+    assert word in refused.value.message
+
+
+def test_a_bare_body_takes_every_default_of_the_page() -> None:
+    create = job()
+    assert create.method == "supervised"
+    assert create.adapter == "qlora"
+    assert create.seed == 0
+    assert create.shown_hyperparameters == {
+        "n_epochs": 1,
+        "batch_size": 8,
+        "learning_rate_multiplier": 1.0,
+        "learning_rate": 2e-4,
+        "lora_rank": 16,
+        "lora_alpha": 32,
+        "max_seq_length": 2_048,
+    }
+    auto = {"n_epochs": "auto", "batch_size": "auto", "learning_rate_multiplier": "auto"}
+    assert job(hyperparameters=auto) == create
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter"),
+    [
+        ("qwen2.5-1.5b-instruct", "qlora"),
+        ("qwen2.5-7b-instruct", "lora"),
+        ("mistral-7b-instruct-v0.3", "lora"),
+        ("qwen3-8b", "lora"),
+        ("llama-3.1-8b-instruct", "lora"),
+        ("gpt-oss-20b", "lora"),
+        ("smollm2-135m-instruct", "lora"),
+    ],
+)
+def test_the_default_adapter_is_the_bases(model: str, adapter: str) -> None:
+    assert job(model).adapter == adapter
+
+
+def test_null_is_absence() -> None:
+    empty = dict.fromkeys(
+        (
+            "validation_file",
+            "hyperparameters",
+            "method",
+            "suffix",
+            "seed",
+            "metadata",
+            "integrations",
+        )
+    )
+    assert job(**empty) == job()
+    assert job(hyperparameters={"n_epochs": None, "learning_rate": None}) == job()
+
+
+def test_the_pages_examples_are_accepted() -> None:
+    python = job(
+        "qwen2.5-7b-instruct",
+        method={
+            "type": "supervised",
+            "supervised": {"adapter": "qlora", "hyperparameters": {"n_epochs": 2, "lora_rank": 32}},
+        },
+    )
+    assert python.adapter == "qlora"
+    assert (python.hyperparameters.n_epochs, python.hyperparameters.lora_rank) == (2, 32)
+    node = job("qwen2.5-7b-instruct", hyperparameters={"n_epochs": 2, "lora_rank": 32})
+    assert node.hyperparameters == python.hyperparameters
+    dpo = job(
+        "qwen2.5-7b-instruct", method={"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.1}}}
+    )
+    assert (dpo.method, dpo.hyperparameters.beta) == ("dpo", 0.1)
+    assert dpo.hyperparameters.learning_rate == 5e-6
+
+
+DPO = {"type": "dpo"}
+
+
+@pytest.mark.parametrize("beta", [0, 2.01, -1, "high", True, "0.1"])
+def test_a_beta_out_of_range_is_refused(beta: Any) -> None:
+    assert refused_job(method=DPO, hyperparameters={"beta": beta}).param == "beta"
+
+
+@pytest.mark.parametrize(("beta", "used"), [(2, 2.0), (0.001, 0.001), ("auto", 0.1)])
+def test_a_beta_in_range_is_used(beta: Any, used: float) -> None:
+    assert job(method=DPO, hyperparameters={"beta": beta}).hyperparameters.beta == used
+
+
+@pytest.mark.parametrize("model", [name for name, base in CATALOG.items() if base.fine_tuning])
+@pytest.mark.parametrize("method", ["supervised", "dpo"])
+def test_ranks_end_at_the_bases_maximum(model: str, method: Any) -> None:
+    training = CATALOG[model].fine_tuning
+    assert training is not None
+    most = training.rank_max(method, seq_length=2_048)
+    body = {"method": {"type": method}, "hyperparameters": {"lora_rank": most}}
+    assert job(model, **body).hyperparameters.lora_rank == most
+    body["hyperparameters"] = {"lora_rank": most + 1}
+    refused = refused_job(model, **body)
+    assert refused.param == "lora_rank"
+    assert str(most) in refused.message
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "param"),
+    [
+        ({"n_epochs": 0}, "n_epochs"),
+        ({"n_epochs": 1.0}, "n_epochs"),
+        ({"batch_size": 65}, "batch_size"),
+        ({"batch_size": True}, "batch_size"),
+        ({"learning_rate_multiplier": 0.009}, "learning_rate_multiplier"),
+        ({"learning_rate_multiplier": 10.1}, "learning_rate_multiplier"),
+        ({"learning_rate_multiplier": True}, "learning_rate_multiplier"),
+        ({"learning_rate": 9e-7}, "learning_rate"),
+        ({"learning_rate": 0.011}, "learning_rate"),
+        ({"learning_rate": "auto"}, "learning_rate"),
+        ({"lora_rank": "auto"}, "lora_rank"),
+        ({"lora_alpha": 257}, "lora_alpha"),
+        ({"lora_alpha": 0}, "lora_alpha"),
+        ({"max_seq_length": 127}, "max_seq_length"),
+        ({"max_seq_length": 8_193}, "max_seq_length"),
+        ({"beta": 0.1}, "beta"),
+    ],
+)
+def test_a_hyperparameter_out_of_range_is_named(
+    hyperparameters: dict[str, Any], param: str
+) -> None:
+    assert refused_job("qwen2.5-7b-instruct", hyperparameters=hyperparameters).param == param
+
+
+def test_dpo_takes_smaller_learning_rates_and_no_long_rows() -> None:
+    assert job(method=DPO, hyperparameters={"learning_rate": 5e-8}).hyperparameters.learning_rate
+    refused = refused_job(
+        "qwen2.5-7b-instruct", method=DPO, hyperparameters={"max_seq_length": 4_096}
+    )
+    assert refused.param == "max_seq_length"
+
+
+def test_long_rows_lower_no_rank_silently() -> None:
+    long = job("qwen3-8b", hyperparameters={"max_seq_length": 8_192})
+    assert long.hyperparameters.lora_rank == 16
+
+
+@pytest.mark.parametrize(
+    ("method", "param"),
+    [
+        ("full", "method"),
+        ("supervised", "method"),
+        ({}, "method"),
+        ({"supervised": {}}, "method"),
+        ([], "method"),
+        ({"type": "supervised", "dpo": {}}, "method.dpo"),
+        ({"type": "supervised", "supervised": []}, "method.supervised"),
+        ({"type": "dpo", "dpo": {"rank": 1}}, "method.dpo.rank"),
+        ({"type": "dpo", "dpo": {"adapter": "full"}}, "method.dpo.adapter"),
+        ({"type": "supervised", "supervised": {"hyperparameters": []}}, "hyperparameters"),
+    ],
+)
+def test_a_method_that_is_not_offered_is_named(method: Any, param: str) -> None:
+    assert refused_job(method=method).param == param
+
+
+def test_qlora_is_refused_where_only_lora_trains() -> None:
+    assert refused_job("gpt-oss-20b", method="qlora").param == "method"
+
+
+@pytest.mark.parametrize("model", ["qwen3.8-27b", "bge-m3", "ft:qwen3-8b:o1:0", ""])
+def test_only_bases_that_train_are_accepted(model: str) -> None:
+    assert refused_job(model).param == "model"
+
+
+@pytest.mark.parametrize("field", ["model", "training_file"])
+@pytest.mark.parametrize("value", [None, 7, "", []])
+def test_required_fields_are_named(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse_fine_tuning_create({"model": "qwen3-8b", "training_file": "file-1", field: value})
+    assert refused.value.param == field
+
+
+@pytest.mark.parametrize("body", [None, [], "x", 1])
+def test_a_body_is_an_object(body: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_fine_tuning_create(body)
+    with pytest.raises(InvalidRequest):
+        parse_batch_create(body)
+
+
+BATCH = {"input_file_id": "file-1", "endpoint": "/v1/embeddings", "completion_window": "72h"}
+
+
+def test_a_batch_create_is_read() -> None:
+    expiry = {"anchor": "created_at", "seconds": 3_600}
+    create = parse_batch_create({**BATCH, "output_expires_after": expiry, "metadata": None})
+    assert (create.endpoint, create.completion_window) == ("/v1/embeddings", "72h")
+    assert create.output_expires_seconds == 3_600
+    assert create.metadata is None
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"endpoint": "/v1/responses"}, "endpoint"),
+        ({"endpoint": "/v1/embeddings/"}, "endpoint"),
+        ({"completion_window": "48h"}, "completion_window"),
+        ({"completion_window": None}, "completion_window"),
+        ({"input_file_id": 3}, "input_file_id"),
+        ({"dry_run": True}, "dry_run"),
+        ({"dry_run": None}, "dry_run"),
+        ({"metadata": {"a": None}}, "metadata"),
+        ({"output_expires_after": {"seconds": 3_600}}, "output_expires_after"),
+    ],
+)
+def test_a_batch_create_that_cannot_be_is_named(change: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse_batch_create({**BATCH, **change})
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize("seconds", [3_599, 2_592_001, True, 3600.0, "3600"])
+def test_expiry_is_an_hour_to_thirty_days(seconds: Any) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse_expires_after({"anchor": "created_at", "seconds": seconds})
+    assert refused.value.param == "expires_after.seconds"
+
+
+def test_metadata_is_at_most_sixteen_short_pairs() -> None:
+    full = {f"{n:064}": "v" * 512 for n in range(16)}
+    assert parse_metadata(full) == full
+    for wrong in ({"k" * 65: "v"}, {"k": "v" * 513}, [], "x"):
+        with pytest.raises(InvalidRequest, match="metadata"):
+            parse_metadata(wrong)

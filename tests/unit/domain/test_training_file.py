@@ -1,0 +1,399 @@
+"""Fine-tune files at upload, and what create reads in them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from domain.catalog import CATALOG
+from domain.errors import InvalidFile
+from domain.file import TrainingFacts
+from domain.training_file import FileRole, TemplateCheck, TrainingFileCheck
+from domain.training_row import ChatRow, PreferenceRow, parse_row
+from tests.unit.case_files import case_bytes, case_names
+
+MIB = 1024 * 1024
+
+
+def facts(content: bytes) -> TrainingFacts:
+    check = TrainingFileCheck()
+    for start in range(0, len(content), 65_536):
+        check.feed(content[start : start + 65_536])
+    return check.finish()
+
+
+def refusal(content: bytes) -> InvalidFile:
+    with pytest.raises(InvalidFile) as refused:
+        facts(content)
+    return refused.value
+
+
+def jsonl(*rows: Any) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def chat(*messages: tuple[str, str], **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": text} for role, text in messages], **more}
+
+
+PLAIN = chat(("user", "Topic?"), ("assistant", "billing"))
+
+
+def test_a_mark_and_windows_line_ends_change_no_fact() -> None:
+    plain = facts(case_bytes("windows", "train-plain.jsonl"))
+    assert (plain.kind, plain.rows, plain.messages) == ("chat", 12, 28)
+    assert facts(case_bytes("windows", "train-bom-crlf.jsonl")) == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "line"),
+    [
+        ("array-pretty", "invalid_json", 1),
+        ("array-one-line", "invalid_messages", 1),
+        ("trailing-commas", "invalid_json", 1),
+        ("inner-quotes-line-6", "invalid_json", 6),
+        ("two-objects-line-4", "invalid_json", 4),
+        ("python-repr", "invalid_json", 1),
+        ("string-line-3", "invalid_messages", 3),
+        ("empty", "invalid_file_format", None),
+        ("only-newlines", "invalid_file_format", None),
+    ],
+)
+def test_what_is_no_jsonl_is_refused_at_its_line(name: str, code: str, line: int | None) -> None:
+    refused = refusal(case_bytes("not_jsonl", f"{name}.jsonl"))
+    assert (refused.code, refused.line) == (code, line)
+    assert "MARKER" not in refused.message
+    if line is None:
+        assert "no rows" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("train-cp1252-line-4", 4),
+        ("train-utf16le", 1),
+        ("train-gzip", 1),
+        ("lfs-pointer", 1),
+        ("train-nul-line-2", 2),
+    ],
+)
+def test_what_is_no_text_is_refused_at_its_line(name: str, line: int) -> None:
+    refused = refusal(case_bytes("not_text", f"{name}.jsonl"))
+    assert (refused.code, refused.line) == ("invalid_json", line)
+
+
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [
+        (65_537, None),
+        (MIB, None),
+        (MIB + 1, "line_too_large"),
+    ],
+)
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_line_is_at_most_one_mebibyte(row: int, code: str | None, end: bytes) -> None:
+    frame = jsonl(chat(("user", "Say it."), ("assistant", ""))).rstrip(b"\n")
+    long = frame.replace(b'""', b'"' + b"x" * (row - len(frame)) + b'"')
+    assert len(long) == row
+    small = jsonl(PLAIN).strip()
+    content = end.join([*[small] * 5, long, *[small] * 7]) + end
+    if code is None:
+        assert facts(content).rows == 13
+    else:
+        refused = refusal(content)
+        assert (refused.code, refused.line) == (code, 6)
+
+
+def test_the_size_of_a_line_is_judged_before_its_json() -> None:
+    refused = refusal(b'{"messages": "' + b"y" * (2 * MIB))
+    assert (refused.code, refused.line) == ("line_too_large", 1)
+
+
+@pytest.mark.parametrize(("messages", "fits"), [(1_024, True), (1_025, False)])
+def test_a_row_has_at_most_1024_messages(messages: int, fits: bool) -> None:
+    row = chat(*((("user", "assistant")[i % 2], f"m{i}") for i in range(messages)))
+    content = jsonl(*[PLAIN] * 12, row)
+    if fits:
+        assert facts(content).rows == 13
+    else:
+        refused = refusal(content)
+        assert (refused.code, refused.line) == ("invalid_messages", 13)
+
+
+@pytest.mark.parametrize("name", case_names("content"))
+def test_content_is_a_non_empty_string(name: str) -> None:
+    content = case_bytes("content", name)
+    if name.endswith("-ok.jsonl") or name == "whitespace-only.jsonl":
+        assert facts(content).rows == 12
+        return
+    refused = refusal(content)
+    assert (refused.code, refused.line) == ("invalid_messages", 3)
+    words = {
+        "parts.jsonl": "content parts",
+        "image-part.jsonl": "content parts",
+        "role-caps.jsonl": "User",
+        "prompt-completion.jsonl": "a messages list is missing",
+    }
+    assert words.get(name, "") in refused.message
+
+
+def test_spaces_around_content_stay_part_of_it() -> None:
+    row = parse_row(jsonl(chat(("user", "a"), ("assistant", "  billing "))), line=1)
+    assert row.messages[1].content == "  billing "
+
+
+@pytest.mark.parametrize("name", case_names("roles"))
+def test_roles_may_come_in_any_order_but_for_the_system(name: str) -> None:
+    content = case_bytes("roles", name)
+    if name.startswith("ok-"):
+        found = facts(content)
+        alternates = name == "ok-ends-with-user.jsonl"
+        assert found.rows == 12
+        assert found.first_row_that_does_not_alternate == (None if alternates else 3)
+    else:
+        refused = refusal(content)
+        assert (refused.code, refused.line) == ("invalid_messages", 3)
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        (chat(("user", "a"), ("assistant", "b"), tools=[]), "tools"),
+        (chat(("user", "a"), ("assistant", "b"), functions=[]), "functions"),
+        (chat(("user", "a"), ("assistant", "b"), score=1), "score"),
+        (chat(("user", "a"), ("tool", "b")), "tool"),
+        (chat(("user", "a"), ("function", "b")), "function"),
+        (chat(("developer", "a"), ("assistant", "b")), "developer"),
+        ({"messages": [{"role": "user", "content": "a", "name": "x"}]}, "name"),
+        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": []}]}, "tool_calls"),
+        ({"messages": [{"role": "user", "content": "a", "weight": 1}]}, "weight"),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": True}]}, "weight"),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": 2}]}, "weight"),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": 0}]}, "assistant"),
+    ],
+)
+def test_what_is_not_offered_is_refused_by_name(row: Any, word: str) -> None:
+    refused = refusal(jsonl(PLAIN, row))
+    assert (refused.code, refused.line) == ("invalid_messages", 2)
+    assert word in refused.message
+
+
+def test_an_explicit_null_of_an_optional_field_is_its_absence() -> None:
+    row = {
+        "messages": [
+            {"role": "user", "content": "a", "name": None, "weight": None},
+            {"role": "assistant", "content": "b", "tool_calls": None, "refusal": None},
+        ],
+        "tools": None,
+        "parallel_tool_calls": None,
+    }
+    assert facts(jsonl(row)) == facts(jsonl(chat(("user", "a"), ("assistant", "b"))))
+
+
+def test_a_field_whose_name_could_be_text_of_the_row_is_not_quoted() -> None:
+    refused = refusal(jsonl({"messages": [], "The parcel never came": 1}))
+    assert "parcel" not in refused.message
+
+
+def test_weight_zero_keeps_a_turn_as_context() -> None:
+    row = parse_row(
+        jsonl(
+            {
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": "b", "weight": 0},
+                    {"role": "user", "content": "c"},
+                    {"role": "assistant", "content": "d", "weight": 1},
+                ]
+            }
+        ),
+        line=1,
+    )
+    assert isinstance(row, ChatRow)
+    assert [message.trained for message in row.messages] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("name", case_names("preference"))
+def test_a_preference_row_has_one_answer_each_side(name: str) -> None:
+    content = case_bytes("preference", name)
+    if name.startswith("ok"):
+        found = facts(content)
+        assert (found.kind, found.rows) == ("preference", 12)
+        return
+    refused = refusal(content)
+    assert (refused.code, refused.line) == ("invalid_messages", 4)
+    if name == "with-tools.jsonl":
+        assert "tools" in refused.message
+
+
+def test_a_preference_row_counts_its_prompt_once_and_both_answers() -> None:
+    row = parse_row(case_bytes("preference", "ok.jsonl").splitlines()[0], line=1)
+    assert isinstance(row, PreferenceRow)
+    assert len(row.messages) == len(row.prompt) + 2
+    assert [message.trained for message in row.messages[-2:]] == [True, True]
+    assert not any(message.trained for message in row.prompt)
+
+
+def test_a_file_holds_rows_of_one_kind() -> None:
+    pair = json.loads(case_bytes("preference", "ok.jsonl").splitlines()[0])
+    refused = refusal(jsonl(PLAIN, pair))
+    assert (refused.code, refused.line) == ("invalid_messages", 2)
+
+
+# Token counts
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
+
+
+@given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=5))
+def test_an_estimate_never_passes_the_bound(pairs: list[tuple[str, str]]) -> None:
+    rows = [chat(("user", question), ("assistant", answer)) for question, answer in pairs]
+    found = facts(jsonl(*rows))
+    least = sum(len((q + a).encode()) for q, a in pairs)
+    for name, bound in found.token_bounds.items():
+        assert least < bound
+        assert found.token_estimates[name] <= bound
+
+
+def test_the_bound_counts_the_composed_form_where_it_is_longer() -> None:
+    # U+0958 has three bytes; its NFC form, which some tokenizers read, has six.
+    one = facts(jsonl(chat(("user", "\u0958"), ("assistant", "a"))))
+    two = facts(jsonl(chat(("user", "abcdef"), ("assistant", "a"))))
+    assert one.token_bounds == two.token_bounds
+
+
+def test_english_is_estimated_at_about_a_token_for_four_bytes() -> None:
+    text = "I bought a jacket last week and the zip is broken. How can I send it back? " * 200
+    base = "qwen2.5-7b-instruct"
+    found = facts(jsonl(chat(("user", text), ("assistant", "returns"))))
+    assert 3 <= len(text) / found.token_estimates[base] <= 4
+
+
+def test_bases_that_train_turn_by_turn_count_each_turns_context() -> None:
+    turn = ("user", "word " * 100), ("assistant", "word " * 100)
+    found = facts(jsonl(chat(*turn, *turn)))
+    # Two samples: the first turn, and both.
+    ratio = found.sample_estimates["qwen3-8b"] / found.token_estimates["qwen3-8b"]
+    assert ratio == pytest.approx(1.5, abs=0.05)
+    assert found.sample_estimates["mistral-7b-instruct-v0.3"] == pytest.approx(
+        found.token_estimates["mistral-7b-instruct-v0.3"]
+    )
+    assert "qwen2.5-7b-instruct" not in found.sample_estimates
+
+
+def test_mistral_trains_turn_by_turn_only_below_a_system_message() -> None:
+    turn = ("user", "word " * 100), ("assistant", "word " * 100)
+    found = facts(jsonl(chat(("system", "Be short."), *turn, *turn)))
+    name = "mistral-7b-instruct-v0.3"
+    assert found.sample_estimates[name] > 1.4 * found.token_estimates[name]
+
+
+# What create reads
+
+
+def template_refusal(
+    content: bytes, base: str, *, file: FileRole = "training file"
+) -> InvalidFile | None:
+    record = CATALOG[base]
+    assert record.fine_tuning is not None
+    check = TemplateCheck(record, record.fine_tuning, file=file)
+    try:
+        check.feed(content)
+        check.finish()
+    except InvalidFile as refused:
+        return refused
+    return None
+
+
+CONTROL_TOKENS = {
+    "im-end-line-7.jsonl": ("<|im_end|>", "qwen"),
+    "im-start-system-line-7.jsonl": ("<|im_start|>", "qwen"),
+    "endoftext-answer-line-7.jsonl": ("<|endoftext|>", "qwen"),
+    "im-end-weight-0-line-7.jsonl": ("<|im_end|>", "qwen"),
+    "im-end-escaped-line-7.jsonl": ("<|im_end|>", "qwen"),
+    "html-strike-line-7.jsonl": ("<s>", "mistral"),
+    "eot-line-7.jsonl": ("<|eot_id|>", "llama"),
+}
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        "qwen2.5-0.5b-instruct",
+        "mistral-7b-instruct-v0.3",
+        "llama-3.1-8b-instruct",
+        "smollm2-135m-instruct",
+        "qwen3-8b",
+    ],
+)
+@pytest.mark.parametrize("name", case_names("control_tokens"))
+def test_a_control_token_is_refused_for_the_base_that_owns_it(name: str, base: str) -> None:
+    content = case_bytes("control_tokens", name)
+    facts(content)
+    refused = template_refusal(content, base)
+    token, owner = CONTROL_TOKENS.get(name, ("<|im_end|>", "qwen"))
+    line = 2 if name.startswith("valid") else 7
+    owned = base.startswith(owner) or (owner == "qwen" and base.startswith("smollm2"))
+    if name in ("near-misses-ok.jsonl", "train-clean.jsonl") or not owned:
+        assert refused is None
+        return
+    assert refused is not None
+    assert (refused.code, refused.line) == ("template_token_in_content", line)
+    assert token in refused.message
+    assert f"line {line}, messages[" in refused.message
+
+
+def test_a_refusal_says_which_of_the_two_files_it_is_about() -> None:
+    content = case_bytes("control_tokens", "valid-im-end-line-2.jsonl")
+    refused = template_refusal(content, "qwen2.5-0.5b-instruct", file="validation file")
+    assert refused is not None
+    assert "validation file, line 2" in refused.message
+    assert refused.param == "validation_file"
+
+
+@pytest.mark.parametrize(
+    ("answers", "refused"),
+    [
+        (["<think>\nhm\n</think>\n\nyes"], False),
+        (["<think>\n\n</think>\n\nyes"], False),
+        (["no", "<think>\nhm\n</think>\n\nyes"], False),
+        (["<think>\nhm\n</think>\n\nyes", "no"], True),
+        (["<think>hm</think>yes"], True),
+        (["<think>\nhm\n</think>\nyes"], True),
+        (["<think>\nhm\n</think>\n\n\nyes"], True),
+        (["<think>\n\nhm\n</think>\n\nyes"], True),
+        (["<think>\nhm\n</think>\n\n<think>\nhm\n</think>\n\nyes"], True),
+        (["the tag </think> ends it"], True),
+        (["the tag <think> begins it"], False),
+    ],
+)
+def test_a_think_block_stands_only_in_the_last_turn_in_the_templates_form(
+    answers: list[str], refused: bool
+) -> None:
+    turns = [turn for answer in answers for turn in (("user", "why?"), ("assistant", answer))]
+    content = jsonl(chat(*turns))
+    found = template_refusal(content, "qwen3-8b")
+    assert (found is not None) == refused
+    if found is not None:
+        assert found.code == "template_token_in_content"
+        assert "</think>" in found.message
+    assert template_refusal(content, "qwen2.5-7b-instruct") is None
+
+
+def test_a_user_may_write_about_think_blocks() -> None:
+    content = jsonl(chat(("user", "What is </think>?"), ("assistant", "A tag.")))
+    assert template_refusal(content, "qwen3-8b") is None
+
+
+@pytest.mark.parametrize("name", ["spaces-kept-ok.jsonl", "whitespace-only.jsonl"])
+def test_what_a_template_would_trim_is_refused_before_a_job(name: str) -> None:
+    content = case_bytes("content", name)
+    for base in ("llama-3.1-8b-instruct", "mistral-7b-instruct-v0.3"):
+        refused = template_refusal(content, base)
+        assert refused is not None
+        assert (refused.code, refused.line) == ("template_mismatch", 3)
+    assert template_refusal(content, "qwen2.5-0.5b-instruct") is None
