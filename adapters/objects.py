@@ -52,7 +52,8 @@ class DiskObjects:
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
         self._unfinished = self._root / UNFINISHED
-        self._unfinished.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._unfinished.mkdir(mode=0o700, exist_ok=True)
         _remove_older_than(self._unfinished, seconds=UNFINISHED_SECONDS_MAX)
 
     async def put(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectRef:

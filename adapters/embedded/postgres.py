@@ -222,6 +222,8 @@ def find_server_user(directory: Path) -> ServerUser:
     if _can_run(in_namespace):
         return in_namespace
     options, owner = (f"--user={ids}",), (account.pw_uid, account.pw_gid)
+    # Passing through is enough for it: what is in there stays private file by file.
+    directory.chmod(directory.stat().st_mode | 0o111)
     as_installed = ServerUser(options, binaries, owner)
     if _can_run(as_installed) and _can_enter(directory, options):
         return as_installed
