@@ -150,11 +150,11 @@ CREATE TABLE price_lists (
 );
 GRANT SELECT, INSERT, UPDATE, DELETE ON price_lists TO gridline;
 
--- projections/accounts.py; credit_position is that of the last event that moved credit.
+-- projections/accounts.py; changed_position is that of the account's last event.
 CREATE TABLE accounts (
     id text PRIMARY KEY,
     position bigint NOT NULL,
-    credit_position bigint NOT NULL,
+    changed_position bigint NOT NULL,
     created_at timestamptz NOT NULL,
     available_nano_usd bigint NOT NULL DEFAULT 0,
     held_nano_usd bigint NOT NULL DEFAULT 0,
@@ -370,7 +370,6 @@ CREATE TABLE work_items (
     state text NOT NULL,
     attempt integer NOT NULL DEFAULT 0,
     runner_id text,
-    assigned_at timestamptz,
     PRIMARY KEY (work_id, chunk)
 ) WITH (fillfactor = 70);
 GRANT SELECT, INSERT, UPDATE, DELETE ON open_work, work_items TO gridline;

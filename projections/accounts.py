@@ -13,16 +13,17 @@ from projections.projection import Statement
 from projections.read_model import Connection, ReadModel
 
 _OPENED = """
-    INSERT INTO accounts (id, position, credit_position, created_at, open_fine_tunes_max,
+    INSERT INTO accounts (id, position, changed_position, created_at, open_fine_tunes_max,
         open_batches_max)
     VALUES (%(id)s, %(position)s, %(position)s, %(at)s, %(fine_tunes)s, %(batches)s)
 """
 _LIMITS_SET = """
-    UPDATE accounts SET open_fine_tunes_max = %(fine_tunes)s, open_batches_max = %(batches)s
+    UPDATE accounts SET changed_position = %(position)s, open_fine_tunes_max = %(fine_tunes)s,
+        open_batches_max = %(batches)s
     WHERE id = %(id)s
 """
 _MOVED = """
-    UPDATE accounts SET credit_position = %(position)s,
+    UPDATE accounts SET changed_position = %(position)s,
         available_nano_usd = available_nano_usd + %(available)s,
         held_nano_usd = held_nano_usd + %(held)s,
         granted_nano_usd = granted_nano_usd + %(granted)s,
@@ -30,16 +31,20 @@ _MOVED = """
     WHERE id = %(id)s
 """
 _COUNTED = """
-    UPDATE accounts SET open_fine_tunes = open_fine_tunes + %(fine_tunes)s,
+    UPDATE accounts SET changed_position = %(position)s,
+        open_fine_tunes = open_fine_tunes + %(fine_tunes)s,
         open_batches = open_batches + %(batches)s, models = models + %(models)s
     WHERE id = %(id)s
 """
-_TRAINING = "UPDATE accounts SET training_job_id = %(job_id)s WHERE id = %(id)s"
+_TRAINING = """
+    UPDATE accounts SET changed_position = %(position)s, training_job_id = %(job_id)s
+    WHERE id = %(id)s
+"""
 
 _COLUMNS = """
     SELECT a.id, p.email, a.created_at, a.available_nano_usd, a.held_nano_usd,
            a.granted_nano_usd, a.charged_nano_usd, a.open_fine_tunes, a.open_fine_tunes_max,
-           a.open_batches, a.open_batches_max, a.models, a.training_job_id, a.credit_position
+           a.open_batches, a.open_batches_max, a.models, a.training_job_id, a.changed_position
     FROM accounts a LEFT JOIN account_people p ON p.account_id = a.id
 """
 _GET = _COLUMNS + "WHERE a.id = %(id)s"
@@ -49,8 +54,8 @@ _LIST = _COLUMNS + "ORDER BY a.position"
 
 @dataclass(frozen=True, slots=True)
 class AccountRow:
-    """One account; amounts in nano-USD. `credit_position` is the log position of the last event
-    that moved its credit."""
+    """One account; amounts in nano-USD. `changed_position` is the log position of the last event
+    of its stream: whatever waits for the account need not look again before it grows."""
 
     id: str
     email: str | None
@@ -65,7 +70,7 @@ class AccountRow:
     open_batches_max: int
     models: int
     training_job_id: str | None
-    credit_position: int
+    changed_position: int
 
 
 def get(connection: Connection, account_id: str) -> AccountRow | None:
@@ -106,10 +111,11 @@ def _moved(
 
 
 def _counted(
-    event: Any, *, fine_tunes: int = 0, batches: int = 0, models: int = 0
+    event: Any, position: int, *, fine_tunes: int = 0, batches: int = 0, models: int = 0
 ) -> list[Statement]:
     parameters = {
         "id": event.originator_id,
+        "position": position,
         "fine_tunes": fine_tunes,
         "batches": batches,
         "models": models,
@@ -128,9 +134,10 @@ def _opened(event: Any, position: int) -> list[Statement]:
     return [(_OPENED, parameters)]
 
 
-def _limits_set(event: Any, _position: int) -> list[Statement]:
+def _limits_set(event: Any, position: int) -> list[Statement]:
     parameters = {
         "id": event.originator_id,
+        "position": position,
         "fine_tunes": event.limits.open_fine_tunes,
         "batches": event.limits.open_batches,
     }
@@ -157,32 +164,32 @@ def _credit_released(event: Any, position: int) -> list[Statement]:
     return _moved(event, position, available=returned, held=-returned)
 
 
-def _fine_tune_slot_taken(event: Any, _position: int) -> list[Statement]:
-    return _counted(event, fine_tunes=1)
+def _fine_tune_slot_taken(event: Any, position: int) -> list[Statement]:
+    return _counted(event, position, fine_tunes=1)
 
 
-def _fine_tune_slot_freed(event: Any, _position: int) -> list[Statement]:
-    return _counted(event, fine_tunes=-1, models=int(event.model_registered))
+def _fine_tune_slot_freed(event: Any, position: int) -> list[Statement]:
+    return _counted(event, position, fine_tunes=-1, models=int(event.model_registered))
 
 
-def _model_slot_freed(event: Any, _position: int) -> list[Statement]:
-    return _counted(event, models=-1)
+def _model_slot_freed(event: Any, position: int) -> list[Statement]:
+    return _counted(event, position, models=-1)
 
 
-def _batch_slot_taken(event: Any, _position: int) -> list[Statement]:
-    return _counted(event, batches=1)
+def _batch_slot_taken(event: Any, position: int) -> list[Statement]:
+    return _counted(event, position, batches=1)
 
 
-def _batch_slot_freed(event: Any, _position: int) -> list[Statement]:
-    return _counted(event, batches=-1)
+def _batch_slot_freed(event: Any, position: int) -> list[Statement]:
+    return _counted(event, position, batches=-1)
 
 
-def _training_slot_taken(event: Any, _position: int) -> list[Statement]:
-    return [(_TRAINING, {"id": event.originator_id, "job_id": event.job_id})]
+def _training_slot_taken(event: Any, position: int) -> list[Statement]:
+    return [(_TRAINING, {"id": event.originator_id, "position": position, "job_id": event.job_id})]
 
 
-def _training_slot_freed(event: Any, _position: int) -> list[Statement]:
-    return [(_TRAINING, {"id": event.originator_id, "job_id": None})]
+def _training_slot_freed(event: Any, position: int) -> list[Statement]:
+    return [(_TRAINING, {"id": event.originator_id, "position": position, "job_id": None})]
 
 
 ACCOUNTS = ReadModel(

@@ -7,7 +7,7 @@ it and one grace period passes before a runner is taken for lost.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -23,6 +23,7 @@ _UPSERT = """
     WHERE r.sent_at <= excluded.sent_at
 """
 _LIST = "SELECT runner_id, gpu_class, last_seen, heartbeat FROM runners ORDER BY runner_id"
+_ALIVE = "SELECT count(*) AS alive FROM runners WHERE last_seen > %(since)s"
 _DELETE = "DELETE FROM runners WHERE runner_id = %(runner_id)s"
 
 
@@ -55,6 +56,14 @@ def list_all(connection: Connection) -> tuple[RunnerRow, ...]:
         RunnerRow(**{**row, "heartbeat": Heartbeat.model_validate(row["heartbeat"])})
         for row in rows
     )
+
+
+def alive(connection: Connection, *, now: datetime, lease_seconds: float) -> int:
+    """How many runners were heard of within a lease."""
+    since = now - timedelta(seconds=lease_seconds)
+    row = connection.execute(_ALIVE, {"since": since}).fetchone()
+    assert row is not None
+    return int(row["alive"])
 
 
 def delete(connection: Connection, runner_id: str) -> None:

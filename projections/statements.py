@@ -30,7 +30,7 @@ _LINES = """
 """
 _IS_CURRENT = """
     SELECT coalesce((SELECT t.notification_id FROM gridline_tracking t
-                     WHERE t.application_name = %(journal)s), 0) >= a.credit_position AS current
+                     WHERE t.application_name = %(journal)s), 0) >= a.changed_position AS current
     FROM accounts a WHERE a.id = %(account_id)s
 """
 
@@ -106,7 +106,7 @@ def read(connection: Connection, *, account_id: str, limit: int, after: int = 0)
 
 
 def is_current(connection: Connection, *, account_id: str) -> bool:
-    """Whether the journal has reached the last event that moved the account's credit."""
+    """Whether the journal has reached the account's last event."""
     parameters = {"journal": JOURNAL.name, "account_id": account_id}
     row = connection.execute(_IS_CURRENT, parameters).fetchone()
     return row is not None and bool(row["current"])

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from domain.commands.fine_tuning import WAITING_LIMIT
 from domain.messages import Attempt, TaskKind
+from domain.scheduling import AssignedWork, WaitingWork
 from projections.projection import Statement
 from projections.read_model import Connection, ReadModel
-
-Stage = Literal["validating", "planned", "waiting", "queued", "running", "ending"]
-"""Batches: validating, planned (validated, not started), running, ending. Jobs: waiting, queued,
-running."""
 
 _OPENED = """
     INSERT INTO open_work
@@ -44,12 +41,11 @@ _TRAINING_WANTED = """
 """
 _RUNNING = "UPDATE open_work SET stage = 'running', due_at = %(due_at)s WHERE work_id = %(id)s"
 _ASSIGNED = """
-    UPDATE work_items SET state = 'assigned', attempt = %(attempt)s, runner_id = %(runner_id)s,
-        assigned_at = %(at)s
+    UPDATE work_items SET state = 'assigned', attempt = %(attempt)s, runner_id = %(runner_id)s
     WHERE work_id = %(id)s AND chunk = %(chunk)s
 """
 _GIVEN_BACK = """
-    UPDATE work_items SET state = 'pending', runner_id = NULL, assigned_at = NULL
+    UPDATE work_items SET state = 'pending', runner_id = NULL
     WHERE work_id = %(id)s AND chunk = %(chunk)s
 """
 _ITEM_DONE = "DELETE FROM work_items WHERE work_id = %(id)s AND chunk = %(chunk)s"
@@ -61,30 +57,31 @@ _NONE_WANTED = """
 _ITEMS_CLOSED = "DELETE FROM work_items WHERE work_id = %(id)s"
 _CLOSED = "DELETE FROM open_work WHERE work_id = %(id)s"
 
-_ITEMS = """
-    SELECT i.work_id, i.chunk, w.kind, w.account_id, w.base, i.requests, i.state, i.attempt,
-           i.runner_id, i.assigned_at, w.stage, w.due_at, w.created_at, w.completion_window,
-           w.position
-    FROM work_items i JOIN open_work w ON w.work_id = i.work_id
-"""
-_PENDING = """
-    SELECT work_id, chunk, kind, account_id, base, requests, state, attempt, runner_id,
-           assigned_at, stage, due_at, created_at, completion_window, position
+_WAITING = """
+    SELECT work_id, chunk, kind, account_id, base, due_at, completion_window
     FROM (
-        SELECT i.work_id, i.chunk, w.kind, w.account_id, w.base, i.requests, i.state, i.attempt,
-               i.runner_id, i.assigned_at, w.stage, w.due_at, w.created_at, w.completion_window,
+        SELECT i.work_id, i.chunk, w.kind, w.account_id, w.base, w.due_at, w.completion_window,
                w.position,
                row_number() OVER (PARTITION BY w.account_id, w.kind, w.base
-                                  ORDER BY w.due_at, w.position, i.chunk) AS place
+                                  ORDER BY w.completion_window, w.due_at, w.position, i.chunk)
+                   AS place
         FROM work_items i JOIN open_work w ON w.work_id = i.work_id
         WHERE i.state = 'pending'
     ) ranked
     WHERE place <= %(each)s ORDER BY due_at, position, chunk
 """
-_ASSIGNED_ITEMS = _ITEMS + "WHERE i.state = 'assigned' ORDER BY i.work_id, i.chunk"
-_IN_STAGE = """
-    SELECT work_id FROM open_work WHERE kind = %(kind)s AND stage = %(stage)s
-    ORDER BY position LIMIT %(limit)s
+_ASSIGNED_ITEMS = """
+    SELECT i.work_id, i.chunk, i.attempt, i.runner_id, w.kind, w.account_id, w.stage
+    FROM work_items i JOIN open_work w ON w.work_id = i.work_id
+    WHERE i.state = 'assigned' ORDER BY i.work_id, i.chunk
+"""
+_STARTABLE = """
+    SELECT w.work_id, w.kind, w.account_id, w.due_at, a.changed_position
+    FROM open_work w JOIN accounts a ON a.id = w.account_id
+    WHERE w.stage IN ('planned', 'waiting') ORDER BY w.position
+"""
+_TO_VALIDATE = """
+    SELECT work_id FROM open_work WHERE stage = 'validating' ORDER BY position LIMIT %(limit)s
 """
 _TO_FINALIZE = """
     SELECT w.work_id FROM open_work w
@@ -100,61 +97,71 @@ _PAST_DUE = """
 
 
 @dataclass(frozen=True, slots=True)
-class WorkItem:
-    """One chunk or training that wants an attempt (`pending`) or has one (`assigned`).
-
-    `due_at` is the end of a batch's window, and for a job the time at which it is looked at again.
-    `attempt` counts those made so far; an assigned item in stage `ending` is to be stopped.
+class StartableRow:
+    """A validated batch or a created job that has not started. `account_changed_position` is where
+    in the log its account changed last; `due_at` the end of a batch's window, or of a job's wait.
     """
 
     work_id: str
-    chunk: int
     kind: TaskKind
     account_id: str
-    base: str
-    requests: int
-    state: Literal["pending", "assigned"]
-    attempt: int
-    runner_id: str | None
-    assigned_at: datetime | None
-    stage: Stage
     due_at: datetime
-    created_at: datetime
-    completion_window: str | None
-    position: int
-
-    @property
-    def current(self) -> Attempt:
-        """The attempt of an assigned item."""
-        assert self.runner_id is not None
-        return Attempt(
-            work_id=self.work_id,
-            chunk=self.chunk,
-            attempt=self.attempt,
-            runner_id=self.runner_id,
-        )
+    account_changed_position: int
 
 
-def pending(connection: Connection, *, each: int) -> tuple[WorkItem, ...]:
+def waiting(connection: Connection, *, each: int) -> tuple[WaitingWork, ...]:
     """What wants an attempt, earliest end first: at most `each` of one account, kind and base, so
     that no one's long queue hides another's."""
-    rows = connection.execute(_PENDING, {"each": each}).fetchall()
-    return tuple(WorkItem(**row) for row in rows)
+    return tuple(
+        WaitingWork(
+            work_id=row["work_id"],
+            chunk=row["chunk"],
+            kind=row["kind"],
+            account_id=row["account_id"],
+            base=row["base"],
+            deadline=row["due_at"],
+            flexible=row["completion_window"] == "72h",
+        )
+        for row in connection.execute(_WAITING, {"each": each}).fetchall()
+    )
 
 
-def assigned(connection: Connection) -> tuple[WorkItem, ...]:
+def assigned(connection: Connection) -> tuple[AssignedWork, ...]:
     """Every current attempt."""
-    return tuple(WorkItem(**row) for row in connection.execute(_ASSIGNED_ITEMS).fetchall())
+    return tuple(
+        AssignedWork(
+            attempt=Attempt(
+                work_id=row["work_id"],
+                chunk=row["chunk"],
+                attempt=row["attempt"],
+                runner_id=row["runner_id"],
+            ),
+            kind=row["kind"],
+            account_id=row["account_id"],
+            stopping=row["stage"] == "ending",
+        )
+        for row in connection.execute(_ASSIGNED_ITEMS).fetchall()
+    )
+
+
+def startable(connection: Connection) -> tuple[StartableRow, ...]:
+    """Work that waits for credit or its account's slot, oldest first; jobs among it that have
+    waited too long."""
+    return tuple(
+        StartableRow(
+            work_id=row["work_id"],
+            kind=row["kind"],
+            account_id=row["account_id"],
+            due_at=row["due_at"],
+            account_changed_position=row["changed_position"],
+        )
+        for row in connection.execute(_STARTABLE).fetchall()
+    )
 
 
 def batches_to_validate(connection: Connection, *, limit: int) -> list[str]:
     """Batches without a plan, oldest first."""
-    return _in_stage(connection, kind="batch_chunk", stage="validating", limit=limit)
-
-
-def batches_to_start(connection: Connection, *, limit: int) -> list[str]:
-    """Validated batches that have not started, oldest first."""
-    return _in_stage(connection, kind="batch_chunk", stage="planned", limit=limit)
+    return _ids(connection.execute(_TO_VALIDATE, {"limit": limit}).fetchall())
 
 
 def batches_to_finalize(connection: Connection, *, limit: int) -> list[str]:
@@ -167,19 +174,9 @@ def batches_past_window(connection: Connection, *, now: datetime, limit: int) ->
     return _past_due(connection, kind="batch_chunk", now=now, limit=limit)
 
 
-def jobs_to_start(connection: Connection, *, limit: int) -> list[str]:
-    """Jobs that have not started, oldest first, those among them that have waited too long."""
-    return _in_stage(connection, kind="train", stage="waiting", limit=limit)
-
-
 def jobs_to_expire(connection: Connection, *, now: datetime, limit: int) -> list[str]:
     """Jobs that waited for a runner too long, or run past their limit."""
     return _past_due(connection, kind="train", now=now, limit=limit)
-
-
-def _in_stage(connection: Connection, *, kind: TaskKind, stage: Stage, limit: int) -> list[str]:
-    parameters = {"kind": kind, "stage": stage, "limit": limit}
-    return _ids(connection.execute(_IN_STAGE, parameters).fetchall())
 
 
 def _past_due(connection: Connection, *, kind: TaskKind, now: datetime, limit: int) -> list[str]:
@@ -226,7 +223,6 @@ def _assigned(event: Any, chunk: int) -> list[Statement]:
         "chunk": chunk,
         "attempt": event.attempt,
         "runner_id": event.runner_id,
-        "at": event.envelope.at,
     }
     return [(_ASSIGNED, parameters)]
 
