@@ -23,6 +23,7 @@ from domain.limits import (
     STOP_SEQUENCES_MAX,
     TOP_LOGPROBS_MAX,
 )
+from domain.message_text import is_text_parts, message_text
 from domain.strict_json import InvalidJson, parse_json
 from domain.token_estimate import bytes_bound
 
@@ -50,13 +51,11 @@ REFUSED_FIELDS = (
 """The migration page's nineteen, the same on both endpoints."""
 
 _LINE_FIELDS = ("custom_id", "method", "url", "body")
-_ROLES = ("system", "user", "assistant")
+# "developer" is OpenAI's newer name of the system role; the runner renders it as that.
+_ROLES = ("system", "developer", "user", "assistant")
 _SAFE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,39}")
 _SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LOOKAROUND = re.compile(r"\(\?<?[=!]")
-PART_SEPARATOR = "\n"
-"""Between the text parts of one message, as the engines join them."""
-
 Fault = tuple[str, str, str]
 """Code, message and param of one thing that is wrong."""
 
@@ -101,13 +100,6 @@ def parse_request(
         input_token_bound=bounds[0],
         output_token_bound=bounds[1],
     )
-
-
-def message_text(content: str | list[dict[str, Any]]) -> str:
-    """The text of a checked message: its string, or its text parts joined."""
-    if isinstance(content, str):
-        return content
-    return PART_SEPARATOR.join(part["text"] for part in content)
 
 
 def _line_error(code: str, message: str, param: str | None, line: int) -> LineError:
@@ -252,22 +244,16 @@ def _message_fault(message: object, path: str) -> Fault | None:
         return _invalid(path, "must be an object with role and content")
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
-        return _invalid(f"{path}.role", "must be system, user or assistant")
+        return _invalid(f"{path}.role", "must be system, developer, user or assistant")
     for name, value in message.items():
         if name not in ("role", "content") and value is not None:
             return _unsupported(name, at=f"{path}.")
-    if isinstance(content, str):
+    if isinstance(content, str) or is_text_parts(content):
         return None
-    if not isinstance(content, list) or not content:
-        return _invalid(f"{path}.content", "must be a string, or a list of text parts")
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            return _invalid(
-                f"{path}.content", "may hold text parts only: no images, audio or files"
-            )
-        if part.keys() != {"type", "text"} or not isinstance(part["text"], str):
-            return _invalid(f"{path}.content", "has a text part that is not a type and a text")
-    return None
+    return _invalid(
+        f"{path}.content",
+        "must be a string, or a list of text parts: images, audio and files are not offered",
+    )
 
 
 def _input_bounds(value: str | list[Any]) -> list[int]:

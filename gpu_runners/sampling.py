@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from domain.errors import InvalidRequest
+from domain.limits import DEFAULT_OUTPUT_TOKENS
+from domain.message_text import is_text_parts, message_text
 
 CHAT_FIELDS = frozenset(
     {
@@ -132,17 +134,21 @@ def _message(message: object, where: str) -> dict[str, str]:
     role, content = message.get("role"), message.get("content")
     if role not in ("system", "developer", "user", "assistant"):
         raise InvalidRequest(f"{where}.role is not offered.", param=f"{where}.role")
-    if not isinstance(content, str):
-        raise InvalidRequest(f"{where}.content must be a string.", param=f"{where}.content")
+    if not isinstance(content, str) and not is_text_parts(content):
+        raise InvalidRequest(
+            f"{where}.content must be a string, or a list of text parts.", param=f"{where}.content"
+        )
     for name, value in message.items():
         if name not in ("role", "content") and value is not None:
             raise InvalidRequest(f"{where}.{name} is not offered.", param=f"{where}.{name}")
-    return {"role": "system" if role == "developer" else role, "content": content}
+    return {"role": "system" if role == "developer" else role, "content": message_text(content)}
 
 
-def _max_tokens(body: dict[str, Any]) -> int | None:
-    newer = _integer(body, "max_completion_tokens", low=1, high=2**31)
-    return newer if newer is not None else _integer(body, "max_tokens", low=1, high=2**31)
+def _max_tokens(body: dict[str, Any]) -> int:
+    newer = _integer(body, "max_completion_tokens", low=1, high=None)
+    older = _integer(body, "max_tokens", low=1, high=None)
+    # Without either, what validation held credit for.
+    return newer or older or DEFAULT_OUTPUT_TOKENS
 
 
 def _number(body: dict[str, Any], name: str, default: float, *, low: float, high: float) -> float:
@@ -154,12 +160,14 @@ def _number(body: dict[str, Any], name: str, default: float, *, low: float, high
     return float(value)
 
 
-def _integer(body: dict[str, Any], name: str, *, low: int, high: int) -> int | None:
+def _integer(body: dict[str, Any], name: str, *, low: int, high: int | None) -> int | None:
     value = body.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidRequest(f"'{name}' must be an integer from {low} to {high}.", param=name)
+    beyond = high is not None and isinstance(value, int) and value > high
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or beyond:
+        limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise InvalidRequest(f"'{name}' must be an integer {limits}.", param=name)
     return value
 
 

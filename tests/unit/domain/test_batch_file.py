@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domain.batch_file import BatchFileCheck, BatchFileFacts
-from domain.batch_line import REFUSED_FIELDS, message_text
+from domain.batch_line import REFUSED_FIELDS
 from domain.catalog import CHAT_ENDPOINT, EMBEDDINGS_ENDPOINT, Endpoint
+from domain.message_text import message_text
 from tests.unit.case_files import case_bytes, case_names
 
 BASE = "qwen2.5-0.5b-instruct"
@@ -120,7 +121,8 @@ def test_null_is_absence_for_all_nineteen_alike_on_both_endpoints(field: str) ->
     assert len(REFUSED_FIELDS) == 19
     assert chat({field: None}).errors == ()
     assert embeddings({field: None}).errors == ()
-    for value in (False, 0, "", [], {}):
+    empty: tuple[Any, ...] = (False, 0, "", [], {})
+    for value in empty:
         assert faults(chat({field: value})) == [("unsupported_parameter", 1, f"body.{field}")]
         assert faults(embeddings({field: value})) == [("unsupported_parameter", 1, f"body.{field}")]
 
@@ -144,6 +146,7 @@ SCHEMA = {"name": "answer", "schema": {"type": "object"}, "strict": True}
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
         {"messages": [{"role": "system", "content": "a"}, {"role": "assistant", "content": ""}]},
+        {"messages": [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": None}]},
         {"user": "someone"},
     ],

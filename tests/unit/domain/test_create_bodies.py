@@ -19,6 +19,9 @@ from domain.errors import InvalidRequest
 from tests.unit.case_files import case_bytes, case_names
 
 
+BARE = {"model": "qwen2.5-0.5b-instruct", "training_file": "file-1"}
+
+
 def job(model: str = "qwen2.5-0.5b-instruct", **fields: Any) -> FineTuneCreate:
     return parse_fine_tuning_create({"model": model, "training_file": "file-1", **fields})
 
@@ -102,7 +105,7 @@ def test_the_default_adapter_is_the_bases(model: str, adapter: str) -> None:
 
 
 def test_null_is_absence() -> None:
-    empty = dict.fromkeys(
+    empty: dict[str, Any] = dict.fromkeys(
         (
             "validation_file",
             "hyperparameters",
@@ -113,7 +116,7 @@ def test_null_is_absence() -> None:
             "integrations",
         )
     )
-    assert job(**empty) == job()
+    assert parse_fine_tuning_create(BARE | empty) == job()
     assert job(hyperparameters={"n_epochs": None, "learning_rate": None}) == job()
 
 
@@ -288,6 +291,7 @@ def test_expiry_is_an_hour_to_thirty_days(seconds: Any) -> None:
 def test_metadata_is_at_most_sixteen_short_pairs() -> None:
     full = {f"{n:064}": "v" * 512 for n in range(16)}
     assert parse_metadata(full) == full
-    for wrong in ({"k" * 65: "v"}, {"k": "v" * 513}, [], "x"):
+    refused: tuple[Any, ...] = ({"k" * 65: "v"}, {"k": "v" * 513}, [], "x")
+    for wrong in refused:
         with pytest.raises(InvalidRequest, match="metadata"):
             parse_metadata(wrong)

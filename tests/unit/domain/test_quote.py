@@ -203,13 +203,11 @@ def test_exactly_what_the_refusal_says_fits_is_accepted() -> None:
 
 def test_dpo_fits_half_as_much() -> None:
     little = job_input(rows=1, estimate=1, kind="preference")
-    half = {"kind": "preference", "estimate": 2_640_000}
     method = {"type": "dpo"}
-    quote(training=job_input(**{**half, "estimate": 2_639_200}), validation=little, method=method)
-    refused = refusal(
-        training=job_input(**{**half, "estimate": 2_640_001}), validation=little, method=method
-    )
-    assert refused.code == "job_too_large"
+    fits = job_input(kind="preference", estimate=2_639_200)
+    over = job_input(kind="preference", estimate=2_640_001)
+    quote(training=fits, validation=little, method=method)
+    assert refusal(training=over, validation=little, method=method).code == "job_too_large"
 
 
 def test_samples_count_for_time_and_never_for_money() -> None:
