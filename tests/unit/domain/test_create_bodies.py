@@ -18,7 +18,6 @@ from domain.create_bodies import (
 from domain.errors import InvalidRequest
 from tests.unit.case_files import case_bytes, case_names
 
-
 BARE = {"model": "qwen2.5-0.5b-instruct", "training_file": "file-1"}
 
 
