@@ -9,12 +9,18 @@ from __future__ import annotations
 import hashlib
 import secrets
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from adapters.clock import RandomIds, clock_of
 from adapters.embedded.private_file import write_private
+from adapters.event_store import EventStore
 from adapters.postgres import Connection
+from adapters.settings import Settings
+from adapters.writer import Writer
 from domain.account import AccountLimits
 from domain.commands.accounts import (
     GrantCredit,
@@ -36,6 +42,7 @@ from domain.limits import OPEN_FINE_TUNES
 from domain.money import nano_usd
 from domain.prices import PriceList
 from domain.unit_of_work import C, CommandContext, CommandWriter, Handler, R
+from projections.registry import INLINE
 
 KEY_PREFIX = "gl_"
 KEY_SHOWN_CHARACTERS = 10
@@ -45,11 +52,7 @@ FIRST_ACCOUNT_EMAIL = "local@localhost"
 FIRST_ACCOUNT_CREDIT_USD = "25"
 FIRST_ACCOUNT_LIMITS = AccountLimits(open_fine_tunes=OPEN_FINE_TUNES, open_batches=10)
 
-_ANY_ACCOUNT = "SELECT 1 AS found FROM account_people LIMIT 1"
-_LIST_KEYS = """
-    SELECT key_id, account_id, prefix, name FROM api_key_secrets
-    WHERE account_id = coalesce(%(account_id)s, account_id) ORDER BY account_id, key_id
-"""
+_ANY_ACCOUNT = "SELECT 1 AS found FROM accounts LIMIT 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +157,16 @@ class Operator:
         return self._writer.submit(handler, command, context).result()
 
 
-def list_keys(connection: Connection, *, account_id: str | None) -> list[dict[str, str]]:
-    """The keys that open something, of one account or of all; never their text."""
-    return connection.execute(_LIST_KEYS, {"account_id": account_id}).fetchall()
+@contextmanager
+def open_operator(settings: Settings) -> Iterator[Operator]:
+    """An operator with a writer of its own on the settings' database. Raises UnsafeDatabase and
+    psycopg.OperationalError."""
+    store = EventStore(settings.database_url, projections=INLINE)
+    writer = Writer(store, clock=clock_of(settings), ids=RandomIds())
+    try:
+        yield Operator(writer)
+    finally:
+        writer.close()
 
 
 def draw_key() -> str:
