@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from adapters.clock import RandomIds, clock_of
+from adapters.bootstrap import control_plane
 from adapters.embedded.private_file import write_private
-from adapters.event_store import EventStore
 from adapters.postgres import Connection
 from adapters.settings import Settings
-from adapters.writer import Writer
 from domain.account import AccountLimits
 from domain.commands.accounts import (
     GrantCredit,
@@ -42,7 +40,6 @@ from domain.limits import OPEN_FINE_TUNES
 from domain.money import nano_usd
 from domain.prices import PriceList
 from domain.unit_of_work import C, CommandContext, CommandWriter, Handler, R
-from projections.registry import INLINE
 
 KEY_PREFIX = "gl_"
 KEY_SHOWN_CHARACTERS = 10
@@ -161,12 +158,8 @@ class Operator:
 def open_operator(settings: Settings) -> Iterator[Operator]:
     """An operator with a writer of its own on the settings' database. Raises UnsafeDatabase and
     psycopg.OperationalError."""
-    store = EventStore(settings.database_url, projections=INLINE)
-    writer = Writer(store, clock=clock_of(settings), ids=RandomIds())
-    try:
-        yield Operator(writer)
-    finally:
-        writer.close()
+    with control_plane(settings) as plane:
+        yield Operator(plane.writer)
 
 
 def draw_key() -> str:

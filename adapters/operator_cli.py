@@ -30,7 +30,7 @@ from domain.account import AccountLimits
 from domain.errors import GridlineError
 from domain.limits import OPEN_BATCHES_NEW_ACCOUNT, OPEN_FINE_TUNES_NEW_ACCOUNT
 from domain.money import usd_text
-from projections import keys
+from projections import keys, runners
 from projections.registry import FOLLOWING, INLINE
 from projections.runner import ProjectionRunner
 
@@ -75,6 +75,9 @@ def _up(options: Namespace, settings: Settings) -> None:
             connect(mine.database_url, name="gridlined") as connection,
         ):
             operator.publish_prices(mine.prices_file)
+            # Whoever was heard of here died with the last supervisor; ready means a living one.
+            for runner in runners.list_all(connection):
+                runners.delete(connection, runner.runner_id)
             return operator.open_first_account(connection, key_file)
 
     Supervisor(
