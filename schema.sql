@@ -138,6 +138,19 @@ CREATE UNLOGGED TABLE runners (
 );
 GRANT SELECT, INSERT, UPDATE, DELETE ON runners TO gridline;
 
+-- Broker messages that could not be handled: where they stood, why, and a digest, never their text.
+CREATE TABLE dead_letters (
+    cluster_id text NOT NULL,
+    topic text NOT NULL,
+    partition integer NOT NULL,
+    broker_offset bigint NOT NULL,
+    reason text NOT NULL,
+    sha256 text NOT NULL,
+    set_aside_at timestamptz NOT NULL,
+    PRIMARY KEY (cluster_id, topic, partition, broker_offset)
+);
+GRANT SELECT, INSERT, UPDATE, DELETE ON dead_letters TO gridline;
+
 -- Read models, written in the append ------------------------------------------------------------
 
 -- `position` is the log position of creation: the one order in which lists page.

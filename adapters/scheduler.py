@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from adapters.fleet import Fleet, SteadySeconds
 from adapters.isolation import each
 from adapters.system_context import system_context
-from adapters.work_queue import Startable, WorkQueue
+from adapters.work_queue import WorkQueue
 from domain.commands.batches import StartBatch, start_batch
 from domain.commands.fine_tuning import StartFineTuningJob, start_fine_tuning_job
 from domain.commands.work import AssignWork, assign_work
 from domain.ids import BATCH
 from domain.messages import Attempt
-from domain.scheduling import AssignedWork, WaitingWork, choose
+from domain.scheduling import AssignedWork, StartableWork, WaitingWork, choose
 from domain.unit_of_work import CommandWriter
 
 START_AGAIN_SECONDS = 5.0
@@ -70,14 +70,14 @@ class Scheduler:
             if attempt is not None
         ]
 
-    def _is_due(self, work: Startable) -> bool:
+    def _is_due(self, work: StartableWork) -> bool:
         tried = self._tried.get(work.work_id)
         if tried is None:
             return True
         position, at_seconds = tried
         return position != work.account_position or self._now() - at_seconds >= START_AGAIN_SECONDS
 
-    async def _start(self, work: Startable) -> None:
+    async def _start(self, work: StartableWork) -> None:
         self._tried[work.work_id] = (work.account_position, self._now())
         context = system_context(PART, work_id=work.work_id, causation="start")
         if work.work_id.startswith(BATCH):

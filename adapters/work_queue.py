@@ -1,4 +1,4 @@
-"""What the active worker asks of the read models, as a protocol and the values it answers.
+"""What the active worker asks of the read models, as a protocol.
 
 `bootstrap.py` builds the real one over the projections. Every answer may be a moment old: a command
 looks again before it decides, and a repeated one changes nothing.
@@ -7,29 +7,18 @@ looks again before it decides, and a repeated one changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from domain.messages import Heartbeat
-from domain.scheduling import AssignedWork, WaitingWork
-
-
-@dataclass(frozen=True, slots=True)
-class Startable:
-    """A validated batch or a created job that waits for credit or its account's slot.
-    `account_position` is where in the log its account changed last."""
-
-    work_id: str
-    account_id: str
-    account_position: int
+from domain.scheduling import AssignedWork, StartableWork, WaitingWork
 
 
 class WorkQueue(Protocol):
     """Each method asks the database; OperationalError where it is away."""
 
-    async def startable(self) -> Sequence[Startable]:
-        """In the order of creation."""
+    async def startable(self) -> Sequence[StartableWork]:
+        """Validated batches and created jobs that did not start, in the order of creation."""
         ...
 
     async def waiting(self) -> Sequence[WaitingWork]:
@@ -68,6 +57,10 @@ class WorkQueue(Protocol):
         """Shows a runner to the other processes; only the newest is kept."""
         ...
 
-    async def forget_fingerprints(self, *, before: datetime) -> None:
+    async def forget_runner(self, runner_id: str) -> None:
+        """It left or was lost."""
+        ...
+
+    async def forget_fingerprints(self, now: datetime) -> None:
         """Deletes the records of creates that are too old to be retries."""
         ...

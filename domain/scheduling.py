@@ -18,6 +18,16 @@ from domain.messages import Attempt, TaskKind
 
 
 @dataclass(frozen=True, slots=True)
+class StartableWork:
+    """A validated batch or a created job that waits for credit or its account's slot; it is worth
+    another try when the account changed, which `account_position` in the log tells."""
+
+    work_id: str
+    account_id: str
+    account_position: int
+
+
+@dataclass(frozen=True, slots=True)
 class WaitingWork:
     """A chunk or training that any runner with its base may run. `flexible` is the 72h window."""
 
