@@ -35,8 +35,8 @@ from adapters import snapshots
 from adapters.postgres import (
     LOCK_TIMEOUT_SECONDS,
     UnsafeDatabase,
-    personal_statements,
     refuse_unsafe_server,
+    write_personal,
 )
 from adapters.upcasters import UPCASTERS, Upcasters
 from domain.aggregate import Aggregate
@@ -225,8 +225,7 @@ class LogRecorder(PostgresApplicationRecorder):
             connection.execute(_SET_POSITION, {"name": name, "position": position}, prepare=True)
         for projection in self._projections:
             run_statements(connection, _statements(projection, append.events, positions))
-        for statement, parameters in personal_statements(append.personal):
-            connection.execute(statement, parameters, prepare=True)
+        write_personal(connection, append.personal)
         for aggregate in append.snapshots:
             connection.execute(_SET_SNAPSHOT, _snapshot_row(aggregate), prepare=True)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import psycopg
@@ -69,17 +70,24 @@ def refuse_unsafe_server(connection: Connection) -> None:
         )
 
 
-def personal_statements(rows: Sequence[PersonalRow]) -> list[tuple[sql.Composed, dict[str, Any]]]:
-    """Upserts and deletes; dicts and lists are stored as jsonb."""
-    return [(_personal_sql(*_personal_shape(row)), _personal_parameters(row)) for row in rows]
+def write_personal(connection: psycopg.Connection[Any], rows: Sequence[PersonalRow]) -> None:
+    """Upserts and deletes, table by table, each table's in order; dicts and lists are stored as
+    jsonb."""
+    by_table: dict[str, list[PersonalRow]] = {}
+    for row in rows:
+        by_table.setdefault(row.table, []).append(row)
+    for of_table in by_table.values():
+        for shape, group in groupby(of_table, key=_shape):
+            with connection.cursor() as cursor:
+                cursor.executemany(_personal_sql(*shape), [_parameters(row) for row in group])
 
 
-def _personal_shape(row: PersonalRow) -> tuple[str, tuple[str, ...], tuple[str, ...] | None]:
+def _shape(row: PersonalRow) -> tuple[str, tuple[str, ...], tuple[str, ...] | None]:
     values = None if row.values is None else tuple(row.values)
     return row.table, tuple(row.key), values
 
 
-def _personal_parameters(row: PersonalRow) -> dict[str, Any]:
+def _parameters(row: PersonalRow) -> dict[str, Any]:
     columns: Mapping[str, Any] = {**row.key, **(row.values or {})}
     return {
         name: Jsonb(value) if isinstance(value, dict | list) else value
@@ -88,18 +96,19 @@ def _personal_parameters(row: PersonalRow) -> dict[str, Any]:
 
 
 @cache
-def _personal_sql(table: str, key: tuple[str, ...], values: tuple[str, ...] | None) -> sql.Composed:
+def _personal_sql(table: str, key: tuple[str, ...], values: tuple[str, ...] | None) -> bytes:
     if values is None:
-        return sql.SQL("DELETE FROM {table} WHERE {match}").format(
+        delete = sql.SQL("DELETE FROM {table} WHERE {match}").format(
             table=sql.Identifier(table), match=_assignments(key, " AND ")
         )
+        return delete.as_bytes()
     columns = (*key, *values)
     action = (
         sql.SQL("DO UPDATE SET {}").format(_assignments(values, ", "))
         if values
         else sql.SQL("DO NOTHING")
     )
-    return sql.SQL(
+    upsert = sql.SQL(
         "INSERT INTO {table} ({columns}) VALUES ({values}) ON CONFLICT ({key}) {action}"
     ).format(
         table=sql.Identifier(table),
@@ -108,6 +117,7 @@ def _personal_sql(table: str, key: tuple[str, ...], values: tuple[str, ...] | No
         key=sql.SQL(", ").join(map(sql.Identifier, key)),
         action=action,
     )
+    return upsert.as_bytes()
 
 
 def _assignments(columns: tuple[str, ...], separator: str) -> sql.Composed:

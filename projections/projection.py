@@ -14,7 +14,6 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 import psycopg
-from psycopg import sql
 from psycopg.abc import Query
 
 from domain.aggregate import Aggregate
@@ -26,7 +25,7 @@ Statement = tuple[str, Sequence[Any] | Mapping[str, Any]]
 def run_statements(connection: psycopg.Connection[Any], statements: Iterable[Statement]) -> None:
     """Runs statements in order, neighbours of the same text as one prepared group."""
     for text, group in groupby(statements, key=itemgetter(0)):
-        query: Query = sql.SQL(text)
+        query: Query = text.encode()
         with connection.cursor() as cursor:
             cursor.executemany(query, [parameters for _, parameters in group])
 
