@@ -6,6 +6,11 @@ tests both use it. What a route may do is in `routes/`, what it may see in `cont
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -16,8 +21,10 @@ from api.endpoint import open_path, resource
 from api.envelope import Envelope
 from api.errors import on_gridline_error, on_http_exception
 from api.metrics import Metrics
-from api.routes import adapters, batches, credits, files, fine_tuning, health, models, not_offered
+from api.routes import adapters, batches, files, fine_tuning, health, ledger, models, not_offered
 from domain.errors import GridlineError
+
+THREADS_MAX = 40
 
 JOBS = "/fine_tuning/jobs"
 JOB = f"{JOBS}/{{job_id}}"
@@ -39,10 +46,10 @@ ROUTES: list[Route] = [
     resource("/models", get=models.list_all),
     resource("/models/{model:path}", get=models.retrieve, delete=models.delete),
     resource("/gridline/adapters/{model:path}/files/{name}", get=adapters.download),
-    resource("/gridline/credits", get=credits.credits),
-    resource("/gridline/prices", get=credits.prices),
-    resource("/gridline/receipts/{work_id}", get=credits.receipt),
-    resource("/gridline/statement", get=credits.statement),
+    resource("/gridline/credits", get=ledger.credit),
+    resource("/gridline/prices", get=ledger.prices),
+    resource("/gridline/receipts/{work_id}", get=ledger.receipt),
+    resource("/gridline/statement", get=ledger.statement),
     open_path("/healthz", get=health.healthz),
     open_path("/readyz", get=health.readyz),
     open_path("/metrics", get=health.metrics),
@@ -50,11 +57,20 @@ ROUTES: list[Route] = [
 ]
 
 
+@asynccontextmanager
+async def _lifespan(_: Starlette) -> AsyncIterator[None]:
+    """More threads than the loop's default: slow disks must not keep reads waiting."""
+    with ThreadPoolExecutor(max_workers=THREADS_MAX, thread_name_prefix="gridline-api") as threads:
+        asyncio.get_running_loop().set_default_executor(threads)
+        yield
+
+
 def create_app(api: Api) -> Starlette:
     """The application; whoever built `api.control` closes it."""
     metrics = Metrics()
     app = Starlette(
         routes=ROUTES,
+        lifespan=_lifespan,
         middleware=[Middleware(Envelope, metrics=metrics)],
         exception_handlers={
             GridlineError: on_gridline_error,

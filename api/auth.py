@@ -27,7 +27,7 @@ async def authenticate(request: Request, api: Api) -> Caller:
         )
     found = None
     if key.startswith("gl_") and len(key) <= KEY_CHARACTERS_MAX:
-        found = await api.read(keys.authenticate, hashlib.sha256(key.encode()).hexdigest())
+        found = await api.control.read(keys.authenticate, hashlib.sha256(key.encode()).hexdigest())
     if found is None:
         raise InvalidApiKey("The API key is not known here, or was revoked.")
     return Caller(account_id=found.account_id, key_id=found.key_id)

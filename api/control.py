@@ -8,28 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from psycopg import Connection
 from starlette.requests import Request
 
 from domain.limits import UPLOAD_BYTES_MAX
 from domain.ports import Clock, IdSource, Objects
 from domain.unit_of_work import C, CommandContext, CommandWriter, Handler, R
+from projections.read_model import Connection
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-Rows = Connection[dict[str, Any]]
-"""A connection on which the read functions of `projections` work."""
-
-
-class Reads(Protocol):
-    """A pool of connections for reading."""
-
-    def connection(self) -> AbstractContextManager[Rows]: ...
 
 
 class ControlPlane(Protocol):
@@ -37,9 +27,6 @@ class ControlPlane(Protocol):
 
     @property
     def writer(self) -> CommandWriter: ...
-
-    @property
-    def reads(self) -> Reads: ...
 
     @property
     def objects(self) -> Objects: ...
@@ -50,27 +37,24 @@ class ControlPlane(Protocol):
     @property
     def ids(self) -> IdSource: ...
 
+    async def read(
+        self, function: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Runs a read function of `projections` in a thread, on a connection of a pool."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Api:
     """What one running API has. `creates_in_flight` are the creates of this process that are being
-    decided, by (key, route, body hash)."""
+    decided, by (key, route, body hash); `templates_checked` the (file hash, base) pairs that were
+    read and found right for the base's template."""
 
     control: ControlPlane
     lease_seconds: float
     upload_bytes_max: int = UPLOAD_BYTES_MAX
     creates_in_flight: dict[tuple[str, str, str], asyncio.Future[str]] = field(default_factory=dict)
-
-    async def read(
-        self, function: Callable[Concatenate[Rows, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Runs a read function of `projections` in a thread, on a connection of the pool."""
-
-        def on_connection() -> T:
-            with self.control.reads.connection() as connection:
-                return function(connection, *args, **kwargs)
-
-        return await asyncio.to_thread(on_connection)
+    templates_checked: set[tuple[str, str]] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +83,10 @@ class Call:
         return int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
 
     async def read(
-        self, function: Callable[Concatenate[Rows, P], T], *args: P.args, **kwargs: P.kwargs
+        self, function: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """See Api."""
-        return await self.api.read(function, *args, **kwargs)
+        """See ControlPlane."""
+        return await self.api.control.read(function, *args, **kwargs)
 
     async def execute(self, handler: Handler[C, R], command: C) -> R:
         """Runs a command in the caller's name; what it raises is the answer."""

@@ -71,7 +71,7 @@ class Envelope:
             await self._app(scope, receive, send_with_headers)
         except ClientDisconnect:
             record.status = CLIENT_CLOSED
-        except Exception:
+        except Exception:  # noqa: BLE001 - the last net: logged, and answered as our mistake
             await self._answer_failure(scope, receive, send_with_headers, record)
         seconds = time.perf_counter() - began
         self._metrics.observe(

@@ -1,7 +1,7 @@
-"""Turns every failure into OpenAI's error body: the one place where the product's refusals meet HTTP.
+"""Turns every failure into OpenAI's error body: the one place where refusals meet HTTP.
 
-Called by the middleware in `envelope.py` and by Starlette for what the router refuses. It must never
-let the text of an unexpected exception out: that can quote a customer's data.
+Called by the middleware in `envelope.py` and by Starlette for what the router refuses. It must
+never let the text of an unexpected exception out: that can quote a customer's data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BASE_PATH = "/openai/v1"
 def error_response(error: GridlineError) -> Response:
     """The refusal as OpenAI words it: four keys always, `limit` where there is one.
 
-    The SDKs send 409 and 429 again on their own; `x-should-retry` stops them where that cannot help.
+    The SDKs send 409 and 429 again on their own; `x-should-retry` stops them where that is no use.
     """
     body: dict[str, Any] = {
         "message": error.message,

@@ -1,9 +1,10 @@
 """A create that is sent again answers what it made, and makes nothing.
 
-An SDK sends a lost create again by itself, without a key; only `X-Stainless-Retry-Count` tells. Such
-a repeat is looked for by its fingerprint (key, route, hash of the body) among the creates of the
-last half hour: those that this process is still deciding, then those recorded. A count of 0 always
-makes something new. An explicit `Idempotency-Key` holds for ever; the command itself decides it.
+An SDK sends a lost create again by itself, without a key; only `X-Stainless-Retry-Count` tells.
+Such a repeat is looked for by its fingerprint (key, route, hash of the body) among the creates of
+the last half hour: those that this process is still deciding, then those recorded. A count of 0
+always makes something new. An explicit `Idempotency-Key` holds for ever; the command itself decides
+it.
 """
 
 from __future__ import annotations

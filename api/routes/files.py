@@ -90,7 +90,6 @@ async def _record(call: Call, file_id: str, upload: Upload) -> str:
             store_file,
             StoreFile(
                 file_id=file_id,
-                account_id=call.caller.account_id,
                 purpose=upload.purpose,
                 object=upload.object,
                 filename=upload.filename,

@@ -25,7 +25,7 @@ async def readyz(_: Request, api: Api) -> Response:
     """200 if the database answers and a runner's heartbeat is young enough, else 503."""
     database, alive = True, 0
     try:
-        alive = await api.read(
+        alive = await api.control.read(
             runners.alive, now=api.control.clock.now(), lease_seconds=api.lease_seconds
         )
     except (psycopg.Error, PoolTimeout):

@@ -1,0 +1,190 @@
+"""Everything under /fine_tuning/jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NoReturn
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.control import Call
+from api.idempotency import canonical_sha256, create_once, repeats_lately
+from api.json_body import read_json
+from api.json_response import json_response
+from api.pagination import after_of, limit_of, list_object
+from api.schemas.fine_tuning import checkpoint_object, event_object, job_object
+from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
+from domain.commands.fine_tuning import CancelFineTuningJob, cancel_fine_tuning_job
+from domain.commands.idempotency import Origin
+from domain.create_bodies import FineTuneCreate, parse_fine_tuning_create
+from domain.errors import InvalidRequest, InvalidState, NotFound
+from domain.limits import TRAINING_FILE_BYTES_MAX
+from domain.ports import ObjectMissing
+from domain.training_file import FileRole, TemplateCheck
+from projections import files, fine_tuning_events, fine_tuning_jobs
+from projections.files import FileRow
+from projections.fine_tuning_jobs import JobRow
+
+LIMIT_MAX = 100
+JOBS_DEFAULT = 20
+EVENTS_DEFAULT = 20
+CHECKPOINTS_DEFAULT = 10
+CHECKED_FILES_MAX = 10_000
+
+
+async def create(call: Call) -> Response:
+    """Creates a job, which starts it; the answer carries its quote."""
+    body = await read_json(call.request)
+    wanted = parse_fine_tuning_create(body)
+
+    async def decide(origin: Origin) -> str:
+        await _check_file(call, wanted, wanted.training_file, role="training file")
+        if wanted.validation_file is not None:
+            await _check_file(call, wanted, wanted.validation_file, role="validation file")
+        return await call.execute(
+            create_fine_tuning_job, CreateFineTuningJob(origin=origin, create=wanted)
+        )
+
+    made = await create_once(call, body_sha256=canonical_sha256(body), create=decide)
+    return json_response(job_object(await _job(call, made)))
+
+
+async def _check_file(call: Call, wanted: FineTuneCreate, file_id: str, *, role: FileRole) -> None:
+    """Reads a fine-tune file for what the base's template would do to its text. Whether the job may
+    use the file at all is the command's part. Raises NotFound, InvalidRequest or InvalidFile."""
+    param = role.replace(" ", "_")
+    row = await call.read(files.get, account_id=call.caller.account_id, file_id=file_id)
+    if row is None:
+        raise NotFound(f"No such file: {param}.", param=param)
+    if row.purpose == "batch_output":
+        raise InvalidRequest(
+            "Training on a batch's output file is not offered yet. Upload its answers as chat rows "
+            "with purpose=fine-tune, and name that file.",
+            param=param,
+        )
+    checked = call.api.templates_checked
+    if (
+        row.purpose != "fine-tune"
+        or row.bytes > TRAINING_FILE_BYTES_MAX
+        or (row.sha256, wanted.base.id) in checked
+    ):
+        return
+    await _check_template(call, wanted, row, role=role)
+    if len(checked) >= CHECKED_FILES_MAX:
+        checked.clear()
+    checked.add((row.sha256, wanted.base.id))
+
+
+async def _check_template(
+    call: Call, wanted: FineTuneCreate, row: FileRow, *, role: FileRole
+) -> None:
+    check = TemplateCheck(wanted.base, wanted.training, file=role)
+    try:
+        async for piece in call.api.control.objects.get(row.object_key):
+            await asyncio.to_thread(check.feed, piece)
+    except ObjectMissing:
+        param = role.replace(" ", "_")
+        raise NotFound(f"No such file: {param}.", param=param) from None
+    await asyncio.to_thread(check.finish)
+
+
+async def list_all(call: Call) -> Response:
+    """Lists the account's jobs, newest first."""
+    found = await call.read(
+        fine_tuning_jobs.list_page,
+        account_id=call.caller.account_id,
+        limit=limit_of(call.request, default=JOBS_DEFAULT, most=LIMIT_MAX),
+        after=after_of(call.request),
+        metadata=_metadata_pairs(call.request),
+        without_metadata=call.request.query_params.get("metadata") == "null",
+    )
+    return json_response(
+        list_object([job_object(row) for row in found.rows], has_more=found.has_more)
+    )
+
+
+def _metadata_pairs(request: Request) -> dict[str, str]:
+    """The `metadata[k]=v` pairs that a job must have."""
+    return {
+        name.removeprefix("metadata[").removesuffix("]"): value
+        for name, value in request.query_params.multi_items()
+        if name.startswith("metadata[") and name.endswith("]")
+    }
+
+
+async def retrieve(call: Call) -> Response:
+    """One job."""
+    return json_response(job_object(await _job(call, _job_id(call))))
+
+
+async def cancel(call: Call) -> Response:
+    """Ends a job; nothing is charged."""
+    try:
+        await call.execute(
+            cancel_fine_tuning_job,
+            CancelFineTuningJob(account_id=call.caller.account_id, job_id=_job_id(call)),
+        )
+    except InvalidState:
+        row = await _job(call, _job_id(call))
+        if row.status != "cancelled" or not repeats_lately(call, row.finished_at):
+            raise
+        return json_response(job_object(row))
+    return json_response(job_object(await _job(call, _job_id(call))))
+
+
+async def pause(call: Call) -> Response:
+    """Not offered, though both SDKs have it."""
+    await _refuse(call, "pause")
+
+
+async def resume(call: Call) -> Response:
+    """Not offered, though both SDKs have it."""
+    await _refuse(call, "resume")
+
+
+async def _refuse(call: Call, operation: str) -> NoReturn:
+    await _job(call, _job_id(call))
+    raise InvalidRequest(
+        f"{operation} is not offered: a job runs to its end. Cancel it with POST "
+        "/fine_tuning/jobs/{id}/cancel, and create it again when you want it."
+    )
+
+
+async def events(call: Call) -> Response:
+    """Lists a job's events, newest first."""
+    job = await _job(call, _job_id(call))
+    found = await call.read(
+        fine_tuning_events.list_page,
+        job_id=job.id,
+        limit=limit_of(call.request, default=EVENTS_DEFAULT, most=LIMIT_MAX),
+        after=after_of(call.request),
+    )
+    return json_response(
+        list_object([event_object(row) for row in found.rows], has_more=found.has_more)
+    )
+
+
+async def checkpoints(call: Call) -> Response:
+    """Lists the one checkpoint of a succeeded job."""
+    job = await _job(call, _job_id(call))
+    limit = limit_of(call.request, default=CHECKPOINTS_DEFAULT, most=LIMIT_MAX)
+    after = after_of(call.request)
+    shown = [checkpoint_object(row) for row in fine_tuning_jobs.checkpoints(job)]
+    if after is not None and after not in [each["id"] for each in shown]:
+        raise InvalidRequest(
+            "after must be the id of the last item of the page before this one.", param="after"
+        )
+    return json_response(list_object([] if after else shown[:limit], has_more=False))
+
+
+def _job_id(call: Call) -> str:
+    job_id: str = call.request.path_params["job_id"]
+    return job_id
+
+
+async def _job(call: Call, job_id: str) -> JobRow:
+    row = await call.read(fine_tuning_jobs.get, account_id=call.caller.account_id, job_id=job_id)
+    if row is None:
+        raise NotFound("No such fine-tuning job.", param="fine_tuning_job_id")
+    return row

@@ -1,0 +1,76 @@
+"""GET and DELETE /models: the catalog's base models and the account's own."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.responses import Response
+
+from api.control import Call
+from api.idempotency import repeats_lately
+from api.json_response import json_response
+from api.schemas.models import base_model_object, fine_tuned_model_object, model_deleted
+from domain.catalog import CATALOG
+from domain.commands.files import DeleteModel, delete_model
+from domain.errors import InvalidRequest, NotFound
+from projections import models
+from projections.models import ModelRow
+
+log = logging.getLogger(__name__)
+
+
+async def list_all(call: Call) -> Response:
+    """The whole catalog, then the account's models; OpenAI's list has no pages."""
+    own = await call.read(models.list_all, account_id=call.caller.account_id)
+    shown = [base_model_object(base) for base in CATALOG.values()]
+    shown += [fine_tuned_model_object(row) for row in own]
+    return json_response({"object": "list", "data": shown})
+
+
+async def retrieve(call: Call) -> Response:
+    """One model."""
+    name = call.request.path_params["model"]
+    base = CATALOG.get(name)
+    if base is not None:
+        return json_response(base_model_object(base))
+    return json_response(fine_tuned_model_object(await own_model(call, name)))
+
+
+async def delete(call: Call) -> Response:
+    """Makes one of the account's models unusable and deletes its adapter's files."""
+    name = call.request.path_params["model"]
+    if name in CATALOG:
+        raise InvalidRequest(
+            "This is a base model of the catalog. Only your own ft: models can be deleted.",
+            param="model",
+        )
+    try:
+        keys = await call.execute(
+            delete_model, DeleteModel(account_id=call.caller.account_id, model=name)
+        )
+    except NotFound:
+        deleted_at = await call.read(
+            models.deleted_at, account_id=call.caller.account_id, model=name
+        )
+        if not repeats_lately(call, deleted_at):
+            raise
+    else:
+        await _delete_objects(call, keys)
+    return json_response(model_deleted(name))
+
+
+async def own_model(call: Call, name: str) -> ModelRow:
+    """A fine-tuned model of the account. Raises NotFound."""
+    row = await call.read(models.get, account_id=call.caller.account_id, model=name)
+    if row is None:
+        raise NotFound("No such model.", param="model")
+    return row
+
+
+async def _delete_objects(call: Call, keys: tuple[str, ...]) -> None:
+    """The model is gone whatever the store answers; what it keeps is out of reach."""
+    for key in keys:
+        try:
+            await call.api.control.objects.delete(key)
+        except Exception:
+            log.exception("adapter file not deleted", extra={"fields": {"object_key": key}})

@@ -1,0 +1,175 @@
+"""The real API over HTTP: uvicorn in a thread, PostgreSQL, objects on disk, one account with a key.
+
+Every answer that a test's client gets is judged by `strict.py`. There is no worker: what it would
+do is done by the test, with the same commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+from openai import AsyncOpenAI, OpenAI
+
+from adapters.bootstrap import ControlPlane, control_plane
+from adapters.settings import Settings
+from api.__main__ import server_config
+from api.app import create_app
+from api.control import Api
+from domain.account import AccountLimits
+from domain.commands.accounts import (
+    AccountOpened,
+    KeySecret,
+    OpenAccount,
+    PublishPrices,
+    open_account,
+    publish_prices,
+)
+from domain.money import nano_usd
+from domain.prices import PriceList
+from domain.unit_of_work import CommandContext
+from tests.acceptance import strict
+from tests.conftest import Database
+
+PRICES = Path(__file__).parents[2] / "domain" / "prices.json"
+UPLOAD_BYTES_MAX = 3_000_000
+SECONDS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """An account and the text of its key."""
+
+    account_id: str
+    key_id: str
+    key: str
+
+
+@dataclass(slots=True)
+class Served:
+    """A running API. `plane` is its control plane, for what a worker would do."""
+
+    plane: ControlPlane
+    root: str
+    objects_directory: Path
+    tenant: Tenant = field(init=False)
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.root}/openai/v1"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        url = httpx2.URL(self.root)
+        assert url.port is not None
+        return url.host, url.port
+
+    def new_tenant(self, name: str, *, credit_usd: int = 25) -> Tenant:
+        """Another account with a key."""
+        key = f"gl_{name}"
+        opened: AccountOpened = self.run(
+            open_account,
+            OpenAccount(
+                email=f"{name}@example.com",
+                limits=AccountLimits(open_fine_tunes=3, open_batches=10),
+                credit_nano_usd=nano_usd(credit_usd),
+                secret=KeySecret(
+                    sha256=hashlib.sha256(key.encode()).hexdigest(), prefix=key[:6], name=name
+                ),
+            ),
+        )
+        return Tenant(account_id=opened.account_id, key_id=opened.key_id, key=key)
+
+    def run(self, handler: Any, command: Any) -> Any:
+        """A command, as the worker or the operator would run it."""
+        context = CommandContext(
+            actor="system:test", correlation_id="test", causation="test", command_id="test"
+        )
+        return self.plane.writer.submit(handler, command, context).result(SECONDS_MAX)
+
+    def http(self, key: str | None = None, **headers: str) -> httpx2.Client:
+        """A plain client whose answers are all judged; without `key` the tenant's is sent."""
+        authorization = {"authorization": f"Bearer {key or self.tenant.key}"}
+        return httpx2.Client(
+            base_url=self.root,
+            headers=authorization | headers,
+            timeout=SECONDS_MAX,
+            event_hooks={"response": [_judge]},
+        )
+
+    def openai(self, key: str | None = None) -> OpenAI:
+        """The official synchronous SDK."""
+        return OpenAI(
+            base_url=self.base_url,
+            api_key=key or self.tenant.key,
+            http_client=httpx2.Client(timeout=SECONDS_MAX, event_hooks={"response": [_judge]}),
+        )
+
+    def async_openai(self) -> AsyncOpenAI:
+        """The official asynchronous SDK."""
+        return AsyncOpenAI(
+            base_url=self.base_url,
+            api_key=self.tenant.key,
+            http_client=httpx2.AsyncClient(
+                timeout=SECONDS_MAX, event_hooks={"response": [_judge_async]}
+            ),
+        )
+
+    def stored_objects(self) -> list[str]:
+        """The keys of all objects."""
+
+        async def keys() -> list[str]:
+            return [key async for key in self.plane.objects.list_keys("")]
+
+        return asyncio.run(keys())
+
+
+@pytest.fixture
+def served(database: Database, tmp_path: Path) -> Iterator[Served]:
+    """The API on a port of its own, over an empty database with published prices."""
+    settings = Settings(
+        database_url=database.application_url, object_store_url=(tmp_path / "objects").as_uri()
+    )
+    with control_plane(settings) as plane, socket.create_server(("127.0.0.1", 0)) as listener:
+        app = create_app(Api(control=plane, lease_seconds=30, upload_bytes_max=UPLOAD_BYTES_MAX))
+        server = uvicorn.Server(server_config(app))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        host, port = listener.getsockname()
+        running = Served(
+            plane=plane, root=f"http://{host}:{port}", objects_directory=tmp_path / "objects"
+        )
+        running.run(publish_prices, PublishPrices(PriceList.from_json(PRICES.read_bytes())))
+        running.tenant = running.new_tenant("first")
+        yield running
+        server.should_exit = True
+        thread.join()
+
+
+def _judge(response: httpx2.Response) -> None:
+    response.read()
+    _check(response)
+
+
+async def _judge_async(response: httpx2.Response) -> None:
+    await response.aread()
+    _check(response)
+
+
+def _check(response: httpx2.Response) -> None:
+    strict.check(
+        method=response.request.method,
+        path=response.request.url.path,
+        status=response.status_code,
+        headers={name.lower(): value for name, value in response.headers.items()},
+        body=response.content,
+    )
