@@ -83,10 +83,12 @@ class Aggregate(BaseAggregate[str]):
         """
         super().__init_subclass__()
         for name, member in vars(cls).items():
-            if name in ("Event", "Created") or not _is_event(member):
+            if not _is_event(member):
                 continue
             event_topic = vars(member).get("TOPIC")
             if not event_topic:
+                if name in ("Event", "Created"):  # the bases that every aggregate class gets
+                    continue
                 raise TypeError(f"{cls.__name__}.{name} has no explicit topic")
             register_topic(event_topic, member)
         cls.TOPIC = topic

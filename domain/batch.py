@@ -22,9 +22,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import ClassVar, Literal
 
+from domain import messages
 from domain.aggregate import Aggregate, Envelope, StoredModel, event
 from domain.errors import InvalidState
-from domain.messages import AdapterRef, Attempt, ChunkFinished, ModelUsage, ObjectRef
+from domain.messages import AdapterRef, Attempt, ModelUsage, ObjectRef
 from domain.receipt import Receipt
 
 BatchStatus = Literal[
@@ -89,7 +90,7 @@ class Chunk(StoredModel):
     losses: int = 0
     completed: int = 0
     failed: int = 0
-    result: ChunkFinished | None = None
+    result: messages.ChunkFinished | None = None
 
 
 class Batch(Aggregate, topic="gridline.batch"):
@@ -257,7 +258,9 @@ class Batch(Aggregate, topic="gridline.batch"):
                 envelope=envelope,
             )
 
-    def finish_chunk(self, attempt: Attempt, result: ChunkFinished, *, envelope: Envelope) -> None:
+    def finish_chunk(
+        self, attempt: Attempt, result: messages.ChunkFinished, *, envelope: Envelope
+    ) -> None:
         """A chunk's final result, once."""
         if not self.is_current(attempt):
             return
@@ -370,9 +373,10 @@ class Batch(Aggregate, topic="gridline.batch"):
     ) -> None:
         self._replace(chunk, completed=completed, failed=failed)
 
+    # The module's name keeps the report's type apart from the event's, which has the same.
     @event("ChunkFinished", topic="gridline.batch.chunk_finished")
     def _chunk_finished(
-        self, *, chunk: int, attempt: int, result: ChunkFinished, envelope: Envelope
+        self, *, chunk: int, attempt: int, result: messages.ChunkFinished, envelope: Envelope
     ) -> None:
         self._replace(
             chunk,

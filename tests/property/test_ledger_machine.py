@@ -1,0 +1,612 @@
+"""Random histories of the whole domain: creates, starts, reports that repeat, reorder and come
+late, lost runners, cancels, deadlines; after each step the auditor's invariants must hold.
+
+The same machine runs over the in-memory store, and with fewer histories over PostgreSQL through the
+writer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
+from importlib import resources
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from psycopg.rows import dict_row
+
+from adapters.event_store import EventStore, decode
+from adapters.memory_store import MemoryWriter
+from adapters.writer import Writer
+from domain.account import Account, AccountLimits
+from domain.aggregate import Aggregate
+from domain.batch import Batch, ChunkPlan
+from domain.commands import accounts, batches, files, fine_tuning, work
+from domain.commands.create_batch import CreateBatch, create_batch
+from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
+from domain.commands.idempotency import Origin
+from domain.create_bodies import parse_batch_create, parse_fine_tuning_create
+from domain.credit_hold import CreditHold
+from domain.errors import (
+    DuplicateDelivery,
+    InvalidRequest,
+    InvalidState,
+    LimitExceeded,
+    NotFound,
+)
+from domain.file import File, TrainingFacts
+from domain.fine_tuned_model import FineTunedModel
+from domain.fine_tuning_job import FineTuningJob
+from domain.ids import BATCH, fine_tuned_model_name, hold_id
+from domain.key_spend import KeySpend, SpendLimits
+from domain.messages import (
+    Attempt,
+    AttemptFailed,
+    ChunkFinished,
+    ChunkProgress,
+    ModelUsage,
+    ObjectRef,
+    Report,
+    Started,
+    TrainFinished,
+    TrainProgress,
+)
+from domain.prices import PriceList
+from domain.unit_of_work import CommandContext
+from tests.conftest import Database
+from tests.property.ledger_auditor import Auditor
+
+BASE = "smollm2-135m-instruct"
+CENT = 10_000_000
+LINES_PER_CHUNK = 4
+PRICES = PriceList.from_json(resources.files("domain").joinpath("prices.json").read_bytes())
+
+
+class StepClock:
+    """Moves when the machine says so."""
+
+    def __init__(self) -> None:
+        self.time = datetime(2026, 11, 30, 23, 0, tzinfo=UTC)
+
+    def now(self) -> datetime:
+        return self.time
+
+
+class CountingIds:
+    """Ids in order, the same for the same history."""
+
+    def __init__(self, start: int) -> None:
+        self._next = itertools.count(start)
+
+    def new(self, prefix: str) -> str:
+        # The digits that differ come first: a model is named by the job id's first twelve.
+        return prefix + f"{next(self._next):012x}".ljust(32, "0")
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Subclasses say where the log is kept."""
+
+    def open_log(self) -> Any:
+        raise NotImplementedError
+
+    def new_events(self) -> list[Aggregate.Event]:
+        raise NotImplementedError
+
+    def load(self, cls: type[Any], id: str) -> Any:
+        raise NotImplementedError
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = StepClock()
+        self.writer = self.open_log()
+        self.auditor = Auditor()
+        self.accounts: list[str] = []
+        self.keys: list[str] = []
+        self.file_ids: list[tuple[str, str]] = []
+        self.work_ids: list[str] = []
+        self.attempts: list[Attempt] = []
+        self.reports: list[Report] = []
+        self.commands = itertools.count(1)
+        self.offsets = itertools.count(1)
+        self.run(accounts.publish_prices, accounts.PublishPrices(prices=PRICES))
+
+    def run(self, handler: Callable[..., Any], command: Any, **options: Any) -> Any:
+        """Runs a command and lets the auditor read what it wrote."""
+        context = CommandContext(
+            actor="system:test",
+            correlation_id="machine",
+            causation="machine",
+            command_id=f"command-{next(self.commands)}",
+        )
+        future: Future[Any] = self.writer.submit(handler, command, context, **options)
+        try:
+            return future.result(timeout=30)
+        finally:
+            for event in self.new_events():
+                self.auditor.read(event)
+
+    # Customers ------------------------------------------------------------------------------
+
+    @initialize(cents=st.integers(5, 60), jobs=st.integers(1, 3))
+    def open_an_account(self, cents: int, jobs: int) -> None:
+        opened = self.run(
+            accounts.open_account,
+            accounts.OpenAccount(
+                email="someone@example.com",
+                limits=AccountLimits(open_fine_tunes=jobs, open_batches=jobs),
+                credit_nano_usd=cents * CENT,
+                secret=accounts.KeySecret(
+                    sha256=f"{len(self.keys):064x}{id(self):x}", prefix="gl_test", name="first"
+                ),
+            ),
+        )
+        self.accounts.append(opened.account_id)
+        self.keys.append(opened.key_id)
+
+    @precondition(lambda self: len(self.accounts) < 2)
+    @rule(cents=st.integers(5, 60), jobs=st.integers(1, 3))
+    def open_another_account(self, cents: int, jobs: int) -> None:
+        self.open_an_account(cents, jobs)
+
+    @rule(data=st.data(), cents=st.integers(1, 30))
+    def grant_credit(self, data: st.DataObject, cents: int) -> None:
+        account_id = data.draw(st.sampled_from(self.accounts))
+        self.run(accounts.grant_credit, accounts.GrantCredit(account_id, cents * CENT, "a gift"))
+
+    @rule(data=st.data(), cents=st.integers(1, 60))
+    def limit_a_key(self, data: st.DataObject, cents: int) -> None:
+        limits = SpendLimits(daily_nano_usd=cents * CENT, total_nano_usd=2 * cents * CENT)
+        key_id = data.draw(st.sampled_from(self.keys))
+        self.run(accounts.limit_key, accounts.LimitKey(key_id, limits))
+
+    @rule(data=st.data(), kind=st.sampled_from(["batch", "fine-tune"]), keyed=st.booleans())
+    def create_work(self, data: st.DataObject, kind: str, keyed: bool) -> None:
+        owner = data.draw(st.sampled_from(list(zip(self.accounts, self.keys, strict=True))))
+        file_id = self._store_file(owner, kind)
+        origin = self._origin(owner, kind, file_id, key=f"key-{file_id}" if keyed else None)
+        before, spent = self._money(*owner), self.load(KeySpend, owner[1])
+        try:
+            made = self._create(origin, kind, file_id)
+        except LimitExceeded:
+            assert self._money(*owner) == before
+            return
+        assert self._money(*owner) == before, "a create moves no money (10)"
+        limit = spent.limits.total_nano_usd
+        assert limit is None or spent.total_nano_usd < limit, "spend was under the limit (11)"
+        self.work_ids.append(made)
+        if keyed:
+            versions = dict(self.auditor.versions)
+            assert self._create(origin, kind, file_id) == made, "the same key, the same work (14)"
+            other = self._origin(owner, kind, "another body", key=f"key-{file_id}")
+            with pytest.raises(InvalidRequest):
+                self._create(other, kind, file_id)
+            assert self.auditor.versions == versions
+
+    @precondition(lambda self: self.work_ids)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        work_id = data.draw(st.sampled_from(self.work_ids))
+        before = self._work(work_id)
+        try:
+            if work_id.startswith(BATCH):
+                self.run(batches.cancel_batch, batches.CancelBatch(before.account_id, work_id))
+            else:
+                self.run(
+                    fine_tuning.cancel_fine_tuning_job,
+                    fine_tuning.CancelFineTuningJob(before.account_id, work_id),
+                )
+        except InvalidState:
+            assert before.is_terminal or before.ending is not None
+
+    @precondition(lambda self: self.file_ids)
+    @rule(data=st.data())
+    def delete_a_file(self, data: st.DataObject) -> None:
+        account_id, file_id = data.draw(st.sampled_from(self.file_ids))
+        file = self.load(File, file_id)
+        users = [
+            each
+            for each in map(self._work, self.work_ids)
+            if not each.is_terminal and file_id in self._files_of(each)
+        ]
+        try:
+            self.run(files.delete_file, files.DeleteFile(account_id, file_id))
+            assert not users, "open work keeps its files"
+        except InvalidState:
+            assert users
+        except NotFound:
+            assert file.deleted
+
+    @precondition(lambda self: any(self._models()))
+    @rule(data=st.data())
+    def delete_a_model(self, data: st.DataObject) -> None:
+        command = files.DeleteModel(*data.draw(st.sampled_from(list(self._models()))))
+        self.run(files.delete_model, command)
+        with pytest.raises(NotFound):
+            self.run(files.delete_model, command)
+
+    # The worker -----------------------------------------------------------------------------
+
+    @precondition(lambda self: self.work_ids)
+    @rule(chunks=st.integers(1, 3), cents=st.integers(1, 20), runner=st.sampled_from("ab"))
+    def the_worker_looks_at_everything(self, chunks: int, cents: int, runner: str) -> None:
+        for work_id in self.work_ids:
+            if work_id.startswith(BATCH):
+                self._validate(work_id, chunks=chunks, cents=cents)
+                self.run(batches.start_batch, batches.StartBatch(work_id))
+            else:
+                command = fine_tuning.StartFineTuningJob(work_id)
+                self.run(fine_tuning.start_fine_tuning_job, command)
+            self._assign(work_id, f"runner_{runner}")
+
+    def _validate(self, batch_id: str, *, chunks: int, cents: int) -> None:
+        plans = tuple(
+            ChunkPlan(
+                start_byte=number * 100,
+                end_byte=number * 100 + 100,
+                first_line=1 + number * LINES_PER_CHUNK,
+                requests=LINES_PER_CHUNK,
+            )
+            for number in range(chunks)
+        )
+        self.run(
+            batches.record_batch_plan,
+            batches.RecordBatchPlan(
+                batch_id=batch_id,
+                base=BASE,
+                requests=chunks * LINES_PER_CHUNK,
+                chunks=plans,
+                first_lines={},
+                maximum_nano_usd=cents * CENT,
+            ),
+        )
+
+    def _assign(self, work_id: str, runner_id: str) -> None:
+        found = self._work(work_id)
+        for chunk in range(len(found.chunks) if isinstance(found, Batch) else 1):
+            command = work.AssignWork(work_id=work_id, chunk=chunk, runner_id=runner_id)
+            attempt = self.run(work.assign_work, command)
+            if attempt is not None:
+                self.attempts.append(attempt)
+
+    @precondition(lambda self: self._running())
+    @rule(data=st.data())
+    def every_runner_reports(self, data: st.DataObject) -> None:
+        for attempt in self._running():
+            report = self._draw_report(attempt, data)
+            self.reports.append(report)
+            self._deliver(report)
+
+    def _running(self) -> list[Attempt]:
+        return [each for each in self.attempts if self._work(each.work_id).is_current(each)]
+
+    def _draw_report(self, attempt: Attempt, data: st.DataObject) -> Report:
+        bodies = _chunk_bodies() if attempt.work_id.startswith(BATCH) else _train_bodies()
+        return Report(attempt=attempt, seq=1, at=self.clock.now(), body=data.draw(bodies))
+
+    @precondition(lambda self: self.attempts)
+    @rule(data=st.data())
+    def lose_a_runner(self, data: st.DataObject) -> None:
+        attempt = data.draw(st.sampled_from(self.attempts))
+        self.run(work.lose_attempt, work.LoseAttempt(attempt))
+
+    @precondition(lambda self: self.work_ids)
+    @rule()
+    def finish_what_can_be(self) -> None:
+        for work_id in self.work_ids:
+            batch = self._work(work_id)
+            if not isinstance(batch, Batch) or not batch.may_finalize:
+                continue
+            done = sum(each.completed for each in batch.chunks if each.state == "finished")
+            total = batch.plan.requests if batch.plan else 0
+            command = batches.FinishBatch(
+                batch_id=batch.id,
+                output=self._result(batch.id, "output", done),
+                errors=self._result(batch.id, "errors", total - done),
+            )
+            self.run(batches.finish_batch, command)
+            self._changes_nothing(batches.finish_batch, command)
+
+    @rule(minutes=st.sampled_from([1, 50, 50, 50, 700, 1500]))
+    def time_passes(self, minutes: int) -> None:
+        self.clock.time += timedelta(minutes=minutes)
+        for work_id in self.work_ids:
+            if work_id.startswith(BATCH):
+                self.run(batches.end_batch_window, batches.EndBatchWindow(work_id))
+            else:
+                self.run(
+                    fine_tuning.expire_fine_tuning_job,
+                    fine_tuning.ExpireFineTuningJob(work_id),
+                )
+
+    # Runners --------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.attempts)
+    @rule(data=st.data(), late=st.booleans())
+    def some_runner_reports(self, data: st.DataObject, late: bool) -> None:
+        """Perhaps of an old attempt; and the broker may keep the message for later."""
+        report = self._draw_report(data.draw(st.sampled_from(self.attempts)), data)
+        self.reports.append(report)
+        if not late:
+            self._deliver(report)
+
+    @precondition(lambda self: self.reports)
+    @rule(data=st.data())
+    def deliver_again_or_late(self, data: st.DataObject) -> None:
+        self._deliver(data.draw(st.sampled_from(self.reports)))
+
+    def _deliver(self, report: Report) -> None:
+        """Any message, in any order, any number of times: the second time changes nothing."""
+        was_current = self._work(report.attempt.work_id).is_current(report.attempt)
+        before = dict(self.auditor.versions)
+        command = work.RecordReport(report)
+        tracking = (f"cluster-{id(self)}/progress/0", next(self.offsets))
+        self.run(work.record_report, command, tracking=tracking)
+        if not was_current:
+            assert self.auditor.versions == before, "an older attempt changes nothing (16)"
+        with pytest.raises(DuplicateDelivery):
+            self.run(work.record_report, command, tracking=tracking)
+        self._changes_nothing(work.record_report, command)
+
+    # What must always hold ------------------------------------------------------------------
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        for account_id in self.accounts:
+            self.auditor.check_account(self.load(Account, account_id))
+        for key_id in self.keys:
+            self.auditor.check_key(self.load(KeySpend, key_id))
+        charges = 0
+        for work_id in self.work_ids:
+            self.auditor.check_work(self._work(work_id))
+            charges += self.auditor.charges.get(work_id, 0)
+            hold = self.load(CreditHold, hold_id(work_id))
+            assert (hold is not None) == (work_id in self.auditor.holds)
+            if hold is not None:
+                self.auditor.check_hold(hold)
+        assert charges == sum(self.auditor.captured.values()), "spend is what was captured (8)"
+
+    @precondition(lambda self: self.work_ids)
+    @invariant()
+    def replay_equals_the_live_state(self) -> None:
+        """Invariant 17: what the log folds to is what the writer decides on."""
+        work_id = self.work_ids[-1]
+        cls: type[Any] = Batch if work_id.startswith(BATCH) else FineTuningJob
+
+        def read(uow: Any, _: None) -> dict[str, Any]:
+            return {k: v for k, v in vars(uow.get(cls, work_id)).items() if k != "_pending_events"}
+
+        replayed = {
+            k: v for k, v in vars(self.load(cls, work_id)).items() if k != "_pending_events"
+        }
+        assert self.run(read, None) == replayed
+
+    # ----------------------------------------------------------------------------------------
+
+    def _changes_nothing(self, handler: Callable[..., Any], command: Any) -> None:
+        before = dict(self.auditor.versions)
+        self.run(handler, command)
+        assert self.auditor.versions == before, "the second time changes nothing (15)"
+
+    def _work(self, work_id: str) -> Any:
+        return self.load(Batch if work_id.startswith(BATCH) else FineTuningJob, work_id)
+
+    def _models(self) -> Iterator[tuple[str, str]]:
+        for found in map(self._work, self.work_ids):
+            if found.status == "succeeded":
+                name = fine_tuned_model_name(BASE, found.account_id, found.id)
+                model = self.load(FineTunedModel, name)
+                if not model.deleted:
+                    yield found.account_id, name
+
+    def _files_of(self, found: Any) -> list[str]:
+        if isinstance(found, Batch):
+            return [found.input_file_id]
+        return [found.settings.training.file_id]
+
+    def _store_file(self, owner: tuple[str, str], purpose: str) -> str:
+        file_id = f"file-{next(self.commands):08x}{id(self):024x}"
+        facts = TrainingFacts(
+            kind="chat",
+            rows=40,
+            messages=80,
+            token_bounds={BASE: 900_000},
+            token_estimates={BASE: 10_000},
+            first_row_that_does_not_alternate=None,
+        )
+        self.run(
+            files.store_file,
+            files.StoreFile(
+                origin=self._origin(owner, "files", file_id),
+                file_id=file_id,
+                purpose=purpose,  # type: ignore[arg-type]
+                object=ObjectRef(key=f"files/{file_id}", bytes=100, sha256="0" * 64),
+                filename="rows.jsonl",
+                expires_at=self.clock.now() + timedelta(days=30),
+                training=facts if purpose == "fine-tune" else None,
+            ),
+        )
+        self.file_ids.append((owner[0], file_id))
+        return file_id
+
+    def _create(self, origin: Origin, kind: str, file_id: str) -> str:
+        if kind == "batch":
+            body = {
+                "input_file_id": file_id,
+                "endpoint": "/v1/chat/completions",
+                "completion_window": "24h",
+            }
+            return str(self.run(create_batch, CreateBatch(origin, parse_batch_create(body))))
+        create = parse_fine_tuning_create({"model": BASE, "training_file": file_id})
+        return str(self.run(create_fine_tuning_job, CreateFineTuningJob(origin, create)))
+
+    def _money(self, account_id: str, key_id: str) -> tuple[int, int, int]:
+        account, key = self.load(Account, account_id), self.load(KeySpend, key_id)
+        return account.available_nano_usd, account.held_nano_usd, key.total_nano_usd
+
+    def _origin(
+        self, owner: tuple[str, str], route: str, body: str, *, key: str | None = None
+    ) -> Origin:
+        return Origin(
+            account_id=owner[0],
+            key_id=owner[1],
+            route=route,
+            body_sha256=body,
+            idempotency_key=key,
+        )
+
+    def _result(self, batch_id: str, name: str, lines: int) -> batches.ResultFile | None:
+        if lines == 0:
+            return None
+        ref = ObjectRef(key=f"files/{batch_id}-{name}", bytes=lines * 10, sha256="1" * 64)
+        return batches.ResultFile(object=ref, lines=lines)
+
+    def teardown(self) -> None:
+        self.writer.close()
+
+
+def _chunk_bodies() -> st.SearchStrategy[Any]:
+    usage = st.builds(
+        ModelUsage,
+        model=st.just(BASE),
+        input_tokens=st.integers(0, 400_000),
+        output_tokens=st.integers(0, 400_000),
+    )
+    return st.one_of(
+        st.just(Started()),
+        st.builds(ChunkProgress, completed=st.integers(0, 3), failed=st.just(0)),
+        st.integers(0, LINES_PER_CHUNK).flatmap(
+            lambda done: st.builds(
+                ChunkFinished,
+                completed=st.just(done),
+                failed=st.just(LINES_PER_CHUNK - done),
+                usage=st.tuples(usage) if done else st.just(()),
+            )
+        ),
+        st.just(AttemptFailed(code="engine_failed", message="The engine failed.")),
+    )
+
+
+def _train_bodies() -> st.SearchStrategy[Any]:
+    ref = ObjectRef(key="adapters/x", bytes=1, sha256="2" * 64)
+    return st.one_of(
+        st.just(Started()),
+        st.builds(
+            TrainProgress,
+            step=st.integers(0, 9),
+            steps=st.just(9),
+            trained_tokens=st.integers(0, 900_000),
+            train_loss=st.just(1.0),
+        ),
+        st.builds(
+            TrainFinished,
+            trained_tokens=st.integers(1, 9_000_000),
+            loss_tokens=st.just(1),
+            steps=st.just(9),
+            train_loss=st.just(0.5),
+            eval_rows=st.just(2),
+            rows_trained=st.just(38),
+            rows_dropped=st.just(0),
+            seconds=st.just(1.0),
+            adapter_config=st.just(ref),
+            adapter_weights=st.just(ref),
+            base_revision=st.just("pinned"),
+        ),
+        st.builds(
+            AttemptFailed,
+            code=st.sampled_from(["training_failed", "context_too_long", "adapter_too_large"]),
+            message=st.just("It failed."),
+            trained_tokens=st.integers(0, 900_000),
+        ),
+    )
+
+
+class MemoryMachine(LedgerMachine):
+    """Over the in-memory store."""
+
+    def open_log(self) -> MemoryWriter:
+        self.read = 0
+        return MemoryWriter(clock=self.clock, ids=CountingIds(1))
+
+    def new_events(self) -> list[Aggregate.Event]:
+        fresh = self.writer.events(after=self.read)
+        self.read += len(fresh)
+        return [event for _, event in fresh]
+
+    def load(self, cls: type[Any], id: str) -> Any:
+        return self.writer.load(cls, id)
+
+
+def test_any_history_leaves_the_invariants_true() -> None:
+    run_state_machine_as_test(
+        MemoryMachine,
+        settings=settings(
+            max_examples=200,
+            stateful_step_count=50,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_any_history_leaves_the_invariants_true_on_postgresql(database: Database) -> None:
+    ids = itertools.count(1)
+
+    class PostgresMachine(LedgerMachine):
+        """One database for all histories: each reads only what it wrote itself."""
+
+        def open_log(self) -> Writer:
+            self.store = EventStore(database.application_url)
+            self.connection = psycopg.connect(
+                database.application_url, row_factory=dict_row, autocommit=True
+            )
+            self.position = self.store.last_position()
+            return Writer(self.store, clock=self.clock, ids=CountingIds(next(ids) * 1_000_000))
+
+        def new_events(self) -> list[Aggregate.Event]:
+            rows = self.connection.execute(
+                "SELECT * FROM gridline_events WHERE notification_id > %s ORDER BY 1, 2",
+                (self.position,),
+            ).fetchall()
+            rows.sort(key=lambda row: row["notification_id"])
+            if rows:
+                self.position = rows[-1]["notification_id"]
+            return [_decoded(row) for row in rows]
+
+        def load(self, cls: type[Any], id: str) -> Any:
+            return self.store.load(cls, id)
+
+        def teardown(self) -> None:
+            super().teardown()
+            self.connection.close()
+
+    run_state_machine_as_test(
+        PostgresMachine,
+        settings=settings(
+            max_examples=8,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def _decoded(row: dict[str, Any]) -> Aggregate.Event:
+    return decode(
+        topic=row["topic"],
+        originator_id=row["originator_id"],
+        originator_version=row["originator_version"],
+        state=bytes(row["state"]),
+    )
