@@ -134,14 +134,7 @@ class Supervisor:
         self._await_ready(environment)
         self._write_ready_file(api_key)
         self._say(f"Ready after {time.monotonic() - began:.1f} s.")
-        self._say(
-            _welcome(
-                base_url=self.base_url,
-                console_url=self._console_url,
-                api_key=api_key,
-                directory=self._directory,
-            )
-        )
+        self._say(_welcome(base_url=self.base_url, api_key=api_key, directory=self._directory))
         return api_key
 
     def _settings(self) -> Settings:
@@ -323,11 +316,10 @@ def _answers_ready(port: int) -> bool:
         connection.close()
 
 
-def _welcome(*, base_url: str, console_url: str, api_key: str, directory: Path) -> str:
+def _welcome(*, base_url: str, api_key: str, directory: Path) -> str:
     return f"""
   Base URL  {base_url}
   API key   {api_key}  (kept in {directory / "api-key"})
-  Console   {console_url}
   Logs      {directory / "logs"}
 
 Try it:
