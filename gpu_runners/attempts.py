@@ -101,7 +101,7 @@ class RunningAttempt:
         try:
             await self.publish(report)
         except Exception as error:  # noqa: BLE001 - the broker's trouble; progress may be lost
-            logger.warning("progress not sent", extra={"error": type(error).__name__})
+            logger.warning("progress not sent", extra=error_fields(error))
 
 
 async def with_store_retries(work: Callable[[], Awaitable[T]]) -> T:
@@ -113,6 +113,11 @@ async def with_store_retries(work: Callable[[], Awaitable[T]]) -> T:
         except (ObjectMissing, DigestMismatch):
             raise
         except Exception as error:  # noqa: BLE001 - each store has its own errors
-            logger.warning("object store trouble", extra={"error": type(error).__name__})
+            logger.warning("object store trouble", extra=error_fields(error))
             await asyncio.sleep(STORE_WAIT_SECONDS * 2**again)
     return await work()
+
+
+def error_fields(error: BaseException) -> dict[str, dict[str, str]]:
+    """What the log says of an error: its type, never its text, which may quote data."""
+    return {"fields": {"error": type(error).__name__}}

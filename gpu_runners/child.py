@@ -63,7 +63,8 @@ class Child:
         is killed."""
         assert self._process.stdout is not None
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), silence_seconds_max)
+            async with asyncio.timeout(silence_seconds_max):
+                line = await self._process.stdout.readline()
             if line.endswith(b"\n"):
                 return cast(dict[str, Any], json.loads(line))
         except (TimeoutError, ValueError):
@@ -78,7 +79,8 @@ class Child:
         assert self._process.stdin is not None
         self._process.stdin.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), grace_seconds)
+            async with asyncio.timeout(grace_seconds):
+                await self._process.wait()
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -86,7 +88,8 @@ class Child:
 
     async def _gone(self) -> ChildGone:
         try:
-            code = await asyncio.wait_for(self._process.wait(), STOP_GRACE_SECONDS)
+            async with asyncio.timeout(STOP_GRACE_SECONDS):
+                code = await self._process.wait()
         except TimeoutError:
             await self.stop(grace_seconds=0)
             return ChildGone(killed=False)

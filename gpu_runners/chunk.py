@@ -30,7 +30,7 @@ from domain.messages import (
 )
 from domain.ports import ObjectMissing, Objects
 from gpu_runners.adapter_cache import DigestMismatch
-from gpu_runners.attempts import RunningAttempt, with_store_retries
+from gpu_runners.attempts import RunningAttempt, error_fields, with_store_retries
 from gpu_runners.child import Child, ChildGone
 from gpu_runners.engine_slot import EngineLoadFailed, EngineSlot
 from gpu_runners.results import (
@@ -66,7 +66,7 @@ async def run_chunk(running: RunningAttempt, task: BatchChunkTask) -> ChunkFinis
                 async with _adapter_directories(running, task) as adapters:
                     await _ChunkRun(running, task, adapters, lines, files).run()
             except (ChildGone, EngineLoadFailed, WeightsUnavailable) as error:
-                logger.warning("engine failed", extra={"error": f"{type(error).__name__}: {error}"})
+                logger.warning("engine failed", extra=error_fields(error))
                 return AttemptFailed(
                     code="engine_failed", message="The engine failed while it ran these lines."
                 )
@@ -201,7 +201,7 @@ class _ChunkRun:
                     window = IN_FLIGHT_AFTER_DEATH_MAX if run else IN_FLIGHT_MAX
                     await self._run_once(slot, in_flight_max=window)
                 except ChildGone as gone:
-                    logger.warning("engine child died", extra={"killed": gone.killed})
+                    logger.warning("engine child died", extra={"fields": {"killed": gone.killed}})
                     await slot.stop()
                     self._count_deaths()
                 else:

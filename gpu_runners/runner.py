@@ -37,7 +37,7 @@ from domain.messages import (
 )
 from domain.ports import Clock, Consumer, Objects, Producer, Record
 from gpu_runners.adapter_cache import AdapterCache
-from gpu_runners.attempts import FinalBody, RunningAttempt, Tools
+from gpu_runners.attempts import FinalBody, RunningAttempt, Tools, error_fields
 from gpu_runners.chunk import run_chunk
 from gpu_runners.engine_slot import EngineSlot, EngineSlots
 from gpu_runners.training_run import run_training
@@ -139,7 +139,7 @@ class Runner:
         self._ended = _Remembered[Report]()
         self._revoked = _Remembered[bool]()
         self._cancelled_early = _Remembered[bool]()
-        self._resending: set[asyncio.Task[None]] = set()
+        self._resending: dict[Attempt, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -163,17 +163,20 @@ class Runner:
         try:
             await self._stopping.wait()
         finally:
-            for task in (*loops, *self._works.values(), *self._resending):
+            for task in (*loops, *self._works.values(), *self._resending.values()):
                 task.cancel()
             await asyncio.gather(*loops, *self._works.values(), return_exceptions=True)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._heartbeat(stopping=True), STOPPING_SECONDS_MAX)
+                async with asyncio.timeout(STOPPING_SECONDS_MAX):
+                    await self._heartbeat(stopping=True)
             await self.engines.stop()
 
     async def _heartbeats(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._heartbeat(), self._settings.heartbeat_seconds)
+                # Not wait_for: before Python 3.12 it can swallow the cancel that ends this loop.
+                async with asyncio.timeout(self._settings.heartbeat_seconds):
+                    await self._heartbeat()
             await asyncio.sleep(self._settings.heartbeat_seconds)
 
     async def _heartbeat(self, *, stopping: bool = False) -> None:
@@ -191,14 +194,14 @@ class Runner:
         try:
             await self._producer.send(RUNNERS_TOPIC, key=self._id, value=value)
         except Exception as error:  # noqa: BLE001 - the broker's trouble; the next one may pass
-            logger.warning("heartbeat not sent", extra={"error": type(error).__name__})
+            logger.warning("heartbeat not sent", extra=error_fields(error))
 
     async def _consume(self) -> None:
         while True:
             try:
                 records = await self._consumer.poll(timeout_seconds=POLL_SECONDS)
             except Exception as error:  # noqa: BLE001 - the broker's trouble; the log is sent again
-                logger.warning("work not read", extra={"error": type(error).__name__})
+                logger.warning("work not read", extra=error_fields(error))
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             for record in records:
@@ -208,7 +211,7 @@ class Runner:
         try:
             message = WORK_MESSAGE.validate_json(record.value)
         except ValidationError:
-            logger.warning("unreadable work message", extra={"offset": record.offset})
+            logger.warning("unreadable work message", extra={"fields": {"offset": record.offset}})
             return
         if message.attempt.runner_id != self._id:
             return
@@ -222,10 +225,12 @@ class Runner:
 
     def _assign(self, message: Assign) -> None:
         attempt = message.attempt
-        if attempt in self._revoked or attempt in self._running:
+        if attempt in self._revoked:
             return
         if (report := self._ended.get(attempt)) is not None:
             self._send_again(report)
+            return
+        if attempt in self._running:
             return
         running = RunningAttempt(attempt=attempt, tools=self._tools, publish=self._publish)
         if attempt in self._cancelled_early:
@@ -236,10 +241,10 @@ class Runner:
         work.add_done_callback(lambda _: self._forget(attempt))
 
     def _cancel(self, attempt: Attempt) -> None:
-        if (running := self._running.get(attempt)) is not None:
-            running.cancelled.set()
-        elif (report := self._ended.get(attempt)) is not None:
+        if (report := self._ended.get(attempt)) is not None:
             self._send_again(report)
+        elif (running := self._running.get(attempt)) is not None:
+            running.cancelled.set()
         else:
             self._cancelled_early.add(attempt, True)
 
@@ -254,19 +259,21 @@ class Runner:
         self._works.pop(attempt, None)
 
     def _send_again(self, report: Report) -> None:
+        if report.attempt in self._resending:
+            return
         task = asyncio.create_task(self._send_surely(report))
-        self._resending.add(task)
-        task.add_done_callback(self._resending.discard)
+        self._resending[report.attempt] = task
+        task.add_done_callback(lambda _: self._resending.pop(report.attempt))
 
     async def _work(self, running: RunningAttempt, message: Assign) -> None:
         kind = message.task.kind
-        extra = {"work_id": running.attempt.work_id, "chunk": running.attempt.chunk}
+        fields = {"work_id": running.attempt.work_id, "chunk": running.attempt.chunk}
         try:
             async with self._room[kind]:
-                logger.info("attempt started", extra=extra)
+                logger.info("attempt started", extra={"fields": fields})
                 body = await TASK_RUNS[kind].run(running, message.task)
-        except Exception as error:  # noqa: BLE001 - the runner never dies of its work
-            logger.warning("attempt broke", extra={**extra, "error": type(error).__name__})
+        except Exception:
+            logger.warning("attempt broke", exc_info=True, extra={"fields": fields})
             body = AttemptFailed(
                 code=TASK_RUNS[kind].failure_code,
                 message="The runner could not finish this work.",
@@ -274,7 +281,7 @@ class Runner:
         await running.settle()
         report = running.report(body)
         self._ended.add(running.attempt, report)
-        logger.info("attempt ended", extra={**extra, "result": body.type})
+        logger.info("attempt ended", extra={"fields": {**fields, "result": body.type}})
         await self._send_surely(report)
 
     async def _publish(self, report: Report) -> None:
@@ -289,7 +296,7 @@ class Runner:
                 async with asyncio.timeout(SEND_SECONDS_MAX):
                     await self._publish(report)
             except Exception as error:  # noqa: BLE001 - the broker's trouble, whatever it is
-                logger.warning("report not sent", extra={"error": type(error).__name__})
+                logger.warning("report not sent", extra=error_fields(error))
                 await asyncio.sleep(wait_seconds)
                 wait_seconds = min(wait_seconds * 2, SEND_WAIT_SECONDS_MAX)
             else:

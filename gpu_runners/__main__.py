@@ -1,0 +1,61 @@
+"""Starts one runner: `python -m gpu_runners`, which `gridlined runner` and the supervisor call.
+
+The runner's small composition root: settings from the environment, Kafka, the object store and the
+weights. It needs no database and imports no model library; SIGTERM or Ctrl-C ends it in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from adapters.clock import RandomIds, clock_of
+from adapters.kafka import ensure_topics, producer, runner_consumer
+from adapters.objects import open_store
+from adapters.settings import Settings
+from adapters.telemetry import configure_logging
+from domain.catalog import CATALOG
+from domain.ids import RUNNER
+from gpu_runners.runner import Runner
+from gpu_runners.weights import Weights
+
+
+async def serve(settings: Settings) -> None:
+    """Runs until SIGTERM or SIGINT. Raises KafkaUnusable when the broker never answers."""
+    runner_id = RandomIds().new(RUNNER)
+    await ensure_topics(settings)
+    sender = await producer(settings)
+    consumer = await runner_consumer(settings, runner_id)
+    weights_root = Path(settings.weights_dir)
+    weights = Weights(weights_root)
+    try:
+        async with Runner(
+            runner_id=runner_id,
+            settings=settings,
+            producer=sender,
+            consumer=consumer,
+            objects=open_store(settings.object_store_url),
+            clock=clock_of(settings),
+            weights=weights,
+            weights_root=weights_root,
+            bases=tuple(CATALOG) if settings.engine == "echo" else weights.available(),
+        ) as runner:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, runner.stop)
+            await runner.run()
+    finally:
+        await consumer.stop()
+        await sender.stop()
+
+
+def main() -> None:
+    settings = Settings.from_environment(os.environ)
+    configure_logging("runner", level=settings.log_level)
+    asyncio.run(serve(settings))
+
+
+if __name__ == "__main__":
+    main()
