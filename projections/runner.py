@@ -184,10 +184,11 @@ class ProjectionRunner:
                 )
                 for each in behind
             ]
-            for each in behind:
-                run_statements(connection, _apply_all(each, events, after=positions[each.name]))
+            # Asked before any row is written: the rows may be there already.
             if any(move.fetchone() is None for move in moves):
                 raise _Overtaken
+            for each in behind:
+                run_statements(connection, _apply_all(each, events, after=positions[each.name]))
         positions.update((each.name, last) for each in behind)
 
     def _read(self, connection: Connection, position: int) -> list[dict[str, Any]]:
