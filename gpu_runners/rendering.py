@@ -12,6 +12,7 @@ in an error.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,7 +88,7 @@ class Renderer:
         self._arguments = dict(arguments or {})
         ends = {str(t) for t in tokenizer.all_special_tokens}
         ends |= {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
-        self._turn_end = re.compile("|".join(map(re.escape, sorted(ends, key=len, reverse=True))))
+        self._special = re.compile("|".join(map(re.escape, sorted(ends, key=len, reverse=True))))
         self._skeletons: dict[tuple[tuple[str, ...], bool], str | None] = {}
         self._turns: dict[tuple[tuple[str, ...], bool], _Turn] = {}
 
@@ -113,18 +114,16 @@ class Renderer:
         if full is not None and all(
             full.startswith(turn.prompt + turn.completion) for turn in turns.values()
         ):
-            return self._one_sample(full, turns, contents)
+            spans = self._token_spans(full, turns, contents)
+            if spans is not None:
+                return self._one_sample(self._ids(_fill(full, contents)), spans)
         return self._as_served(full, turns, roles, contents, line)
 
     def _one_sample(
-        self, full: str, turns: Mapping[int, _Turn], contents: Sequence[str]
+        self, ids: NDArray[np.int32], spans: Sequence[tuple[int, int]]
     ) -> RenderedRow | None:
-        spans = []
-        for i, turn in turns.items():
-            start = len(_fill(turn.prompt, contents))
-            spans.append((start, start + len(turn.completion) + len(contents[i]) - _MARK_CHARS))
-        sample, tokens = self._encode(_fill(full, contents), spans)
-        return None if sample is None else RenderedRow((sample,), tokens)
+        sample = self._cut(ids, spans)
+        return None if sample is None else RenderedRow((sample,), self._billed(ids))
 
     def _as_served(
         self,
@@ -134,7 +133,8 @@ class Renderer:
         contents: Sequence[str],
         line: int,
     ) -> RenderedRow | None:
-        samples, tokens = [], 0
+        """One sample a trained turn: the ids that serving sends, then the answer's."""
+        samples, ids = [], np.empty(0, np.int32)
         for i, turn in turns.items():
             if not turn.thinks:
                 self._require_equal(turn.prompt, roles[:i], contents, generation=True, line=line)
@@ -142,38 +142,65 @@ class Renderer:
                 self._require_equal(
                     turn.whole, roles[: i + 1], contents, generation=False, line=line
                 )
-            prompt = _fill(turn.prompt, contents)
-            text = prompt + _fill(turn.completion, contents)
-            sample, tokens = self._encode(text, [(len(prompt), len(text))])
+            prompt, completion = _fill(turn.prompt, contents), _fill(turn.completion, contents)
+            sent, ids = self._ids(prompt), self._ids(prompt + completion)
+            if not np.array_equal(ids[: len(sent)], sent):
+                ids = np.concatenate((sent, self._ids(completion)))
+            sample = self._cut(ids, [(len(sent), len(ids))])
             if sample is not None:
                 samples.append(sample)
         if full is not None:
-            tokens = self._encode(_fill(full, contents), [])[1]
-        return RenderedRow(tuple(samples), tokens) if samples else None
+            ids = self._ids(_fill(full, contents))
+        return RenderedRow(tuple(samples), self._billed(ids)) if samples else None
 
-    def _encode(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[Sample | None, int]:
-        """The sample, cut after its last trained token, and the text's tokens within the limit."""
+    def _cut(self, ids: NDArray[np.int32], spans: Sequence[tuple[int, int]]) -> Sample | None:
+        """Within the limit, and no further than the last trained token."""
+        limit = self._max_seq_length
+        kept = tuple((start, min(end, limit)) for start, end in spans if start < limit)
+        return Sample(ids[: kept[-1][1]], kept) if kept else None
+
+    def _billed(self, ids: NDArray[np.int32]) -> int:
+        return min(len(ids), self._max_seq_length)
+
+    def _ids(self, text: str) -> NDArray[np.int32]:
+        encoded = self._tokenizer(text, add_special_tokens=False, verbose=False)
+        return np.asarray(encoded["input_ids"], dtype=np.int32)
+
+    def _token_spans(
+        self, full: str, turns: Mapping[int, _Turn], contents: Sequence[str]
+    ) -> list[tuple[int, int]] | None:
+        """Where the turns lie in the tokens of the whole conversation; None if a turn starts within
+        a token or its prompt would be other tokens by itself (white space at a turn's start can
+        merge with the template's), so that serving would not send these ids."""
+        text = _fill(full, contents)
         encoded = self._tokenizer(
             text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
         ids = np.asarray(encoded["input_ids"], dtype=np.int32)
-        offsets = np.asarray(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
-        kept = min(len(ids), self._max_seq_length)
+        starts, ends = np.asarray(encoded["offset_mapping"], dtype=np.int64).T
         # Byte-level tokenizers leave a token's leading space out of its offsets; a gap before a
-        # token is part of it, else a token straddling the start of a span would train.
-        starts, ends = offsets[:, 0].copy(), offsets[:, 1]
-        if len(ends) > 1:
-            gaps = starts[1:] > ends[:-1]
-            starts[1:][gaps] = ends[:-1][gaps]
-        found = []
-        for start, end in spans:
-            first = max(1, int(np.searchsorted(starts, start, side="left")))
-            last = min(int(np.searchsorted(ends, end, side="right")), kept)
-            if first < last:
-                found.append((first, last))
-        if not found:
-            return None, kept
-        return Sample(ids[: found[-1][1]], tuple(found)), kept
+        # token is part of it.
+        gaps = starts[1:] > ends[:-1]
+        starts[1:][gaps] = ends[:-1][gaps]
+        spans = []
+        for i, turn in turns.items():
+            prompt = _fill(turn.prompt, contents)
+            end = len(prompt) + len(turn.completion) + len(contents[i]) - _MARK_CHARS
+            first = int(np.searchsorted(starts, len(prompt), side="left"))
+            tail = self._ids(prompt[self._last_special(prompt) :])
+            if starts[first] != len(prompt) or not np.array_equal(
+                ids[first - len(tail) : first], tail
+            ):
+                return None
+            spans.append((first, int(np.searchsorted(ends, end, side="right"))))
+        return spans
+
+    def _last_special(self, text: str) -> int:
+        """Where the last special token ends: tokens never reach across it."""
+        last = 0
+        for match in self._special.finditer(text):
+            last = match.end()
+        return last
 
     def _skeleton(self, roles: tuple[str, ...], thinks: bool, line: int) -> str | None:
         """The whole conversation with marks; None where the template drops a message of it, as
@@ -209,7 +236,7 @@ class Renderer:
             prompt, opening = prompt[: len(prompt) - len(opening)] + lead, lead
         if not lead.startswith(opening):
             raise _mismatch(line, last, "the base's chat template shows it in another place")
-        end = self._turn_end.search(after)
+        end = self._special.search(after)
         if end is None:
             raise _mismatch(line, last, "the base's chat template does not end the turn")
         answer = _mark(last) + after[: end.end()]
@@ -292,12 +319,9 @@ def _fill(skeleton: str, contents: Sequence[str]) -> str:
 
 
 def _missing(skeleton: str, messages: int) -> int | None:
-    """The first message whose mark is not there exactly once, in order."""
-    found = [int(number) for number in _MARK.findall(skeleton)]
-    for i in range(messages):
-        if i >= len(found) or found[i] != i:
-            return i
-    return None if len(found) == messages else messages - 1
+    """The first message whose mark is not there exactly once."""
+    found = Counter(int(number) for number in _MARK.findall(skeleton))
+    return next((i for i in range(messages) if found[i] != 1), None)
 
 
 def _after_marks(skeleton: str) -> str:

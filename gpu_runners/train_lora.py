@@ -143,8 +143,12 @@ def train(
     model = load_with_adapter(base.directory, settings)
     device = next(model.parameters()).device
     learner = Learner(model, BUDGETS[device.type], settings.learning_rate)
+    run = _Run(steps=settings.n_epochs * math.ceil(len(training.rows) / settings.batch_size))
+    report(run.progress())
     before = learner.evaluate(samples_of(evaluation.rows))
-    run = _run_epochs(learner, training.rows, task, before, report)
+    run.eval_loss_before = None if before is None else before.mean_loss
+    report(run.progress())
+    _run_epochs(learner, training.rows, task, run, report)
 
     shape = AdapterShape(base.id, base.revision, settings.lora_rank, settings.lora_alpha)
     round_adapter(model)
@@ -159,7 +163,7 @@ def train(
         steps=run.step,
         train_loss=run.epoch.mean_loss,
         train_accuracy=run.epoch.accuracy,
-        eval_loss_before=None if before is None else before.mean_loss,
+        eval_loss_before=run.eval_loss_before,
         eval_loss=None if after is None else after.mean_loss,
         eval_accuracy=None if after is None else after.accuracy,
         eval_rows=len(evaluation.rows),
@@ -367,54 +371,50 @@ class Learner:
 
 @dataclass(slots=True)
 class _Run:
-    """What the epochs came to."""
+    """How far the training is. `epoch` sums up the current one."""
 
+    steps: int
     step: int = 0
     trained_tokens: int = 0
     loss_tokens: int = 0
+    train_loss: float | None = None
+    eval_loss_before: float | None = None
     epoch: Tally = field(default_factory=Tally)
+
+    def progress(self) -> TrainProgress:
+        return TrainProgress(
+            step=self.step,
+            steps=self.steps,
+            trained_tokens=self.trained_tokens,
+            train_loss=self.train_loss,
+            eval_loss_before=self.eval_loss_before,
+        )
 
 
 def _run_epochs(
     learner: Learner,
     rows: Sequence[RenderedRow],
     task: TrainTask,
-    before: Tally | None,
+    run: _Run,
     report: Callable[[TrainProgress], None],
-) -> _Run:
+) -> None:
     """Every row once an epoch, in a fresh order; the last step of an epoch may be a smaller one."""
-    settings = task.hyperparameters
-    steps = settings.n_epochs * math.ceil(len(rows) / settings.batch_size)
-    run = _Run()
-    eval_loss_before = None if before is None else before.mean_loss
-    report(_progress(run, steps, None, eval_loss_before))
-    for epoch in range(settings.n_epochs):
+    size = task.hyperparameters.batch_size
+    for epoch in range(task.hyperparameters.n_epochs):
         run.epoch = Tally()
         order = shuffled(len(rows), seed=task.seed, purpose=f"epoch {epoch}")
-        for start in range(0, len(order), settings.batch_size):
-            chosen = [rows[i] for i in order[start : start + settings.batch_size]]
+        for start in range(0, len(order), size):
+            chosen = [rows[i] for i in order[start : start + size]]
             tally = learner.accumulate(samples_of(chosen))
             run.step += 1
-            learner.update(learning_rate(run.step, steps=steps, peak=learner.peak_rate))
+            learner.update(learning_rate(run.step, steps=run.steps, peak=learner.peak_rate))
             if run.step == 1:
                 require_all_modules_learn(learner.adapter)
             run.epoch.add(tally)
             run.loss_tokens += tally.tokens
             run.trained_tokens += sum(row.billed_tokens for row in chosen)
-            report(_progress(run, steps, tally.mean_loss, eval_loss_before))
-    return run
-
-
-def _progress(
-    run: _Run, steps: int, train_loss: float | None, eval_loss_before: float | None
-) -> TrainProgress:
-    return TrainProgress(
-        step=run.step,
-        steps=steps,
-        trained_tokens=run.trained_tokens,
-        train_loss=train_loss,
-        eval_loss_before=eval_loss_before,
-    )
+            run.train_loss = tally.mean_loss
+            report(run.progress())
 
 
 def require_all_modules_learn(adapter: Mapping[str, torch.Tensor]) -> None:
