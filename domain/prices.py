@@ -12,7 +12,7 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from domain import money
 from domain.catalog import CATALOG, TrainingMethod, base_of_fine_tuned
@@ -27,6 +27,10 @@ _LIST_FIELDS = {
     "minimum_per_job_usd": "minimum_per_job_nano_usd",
     "minimum_per_batch_usd": "minimum_per_batch_nano_usd",
 }
+
+
+NEW_LIST = "new price list"
+"""The validation context of a list that is about to be published."""
 
 
 def _exact_nano_usd(value: object) -> object:
@@ -80,7 +84,10 @@ class PriceList(BaseModel):
     models: dict[str, ModelPrices]
 
     @model_validator(mode="after")
-    def _names_every_base(self) -> Self:
+    def _names_every_base(self, info: ValidationInfo) -> Self:
+        """Asked of a new list alone: one in the log may be older than a base of the catalog."""
+        if info.context is not NEW_LIST:
+            return self
         missing = sorted(CATALOG.keys() - self.models.keys())
         if missing:
             raise ValueError(f"no prices for {', '.join(missing)}")
@@ -95,8 +102,9 @@ class PriceList(BaseModel):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> PriceList:
-        """Reads a price file. Raises pydantic.ValidationError naming the field."""
-        return cls.model_validate_json(text)
+        """Reads a price file. Raises pydantic.ValidationError naming the field, or the base that it
+        leaves out."""
+        return cls.model_validate_json(text, context=NEW_LIST)
 
     def of(self, model: str) -> ModelPrices:
         """The prices of a base, or of an `ft:` model, which are those of its base. Raises KeyError
