@@ -94,7 +94,7 @@ class EngineSlot:
             "kind": record.kind,
             "window_tokens": record.context_window_tokens,
             "rank_max": tuning.lora_rank_max if tuning and tuning.servable else 0,
-            "template_kwargs": {"enable_thinking": False} if tuning and tuning.think_block else {},
+            "template_kwargs": record.template_arguments,
         }
 
 
