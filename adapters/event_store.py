@@ -320,15 +320,17 @@ class EventStore(Application[str]):
         )
 
     def landed(self, events: Sequence[Aggregate.Event]) -> bool:
-        """Whether exactly these events are stored, once every append now under way has ended."""
+        """Whether exactly these events are stored, once every append now under way has ended; no
+        events are never stored."""
         expected = {(e.originator_id, e.originator_version): stored(e) for e in events}
-        ids, versions = zip(*expected, strict=True)
+        ids = [stream_id for stream_id, _ in expected]
+        versions = [version for _, version in expected]
         with self._datastore.get_connection() as connection, connection.transaction():
             for statement in self.log_recorder.lock_table_statements:
                 connection.execute(statement)
-            rows = connection.execute(_SELECT_STORED, (list(ids), list(versions))).fetchall()
+            rows = connection.execute(_SELECT_STORED, (ids, versions)).fetchall()
         found = {(r["originator_id"], r["originator_version"]): r for r in rows}
-        return all(
+        return bool(expected) and all(
             key in found
             and found[key]["topic"] == event.topic
             and bytes(found[key]["state"]) == event.state

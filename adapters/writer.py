@@ -16,7 +16,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -157,11 +157,13 @@ class Writer:
         while jobs := self._next_batch():
             try:
                 self._process(jobs)
+            except (Overloaded, StorageOutcomeUnknown) as error:
+                log.error("the database stays away", extra={"commands": len(jobs)})  # noqa: TRY400
+                _fail(jobs, error)
             except Exception as error:
                 log.exception("writer failed a batch", extra={"commands": len(jobs)})
                 self._cache.clear()
-                lost = isinstance(error, _CONNECTION_LOST)
-                _fail(jobs, StorageOutcomeUnknown(_UNKNOWN) if lost else error)
+                _fail(jobs, error)
             self._cache.trim()
 
     def _next_batch(self) -> list[_Job]:
@@ -240,7 +242,7 @@ class Writer:
             self._decide(jobs, decision)
         except _CONNECTION_LOST as error:
             self._cache.clear()
-            self._wait_until_reachable(jobs, Overloaded("The database is away. Try again."))
+            self._once_reachable(self._store.last_position, otherwise=Overloaded(_AWAY))
             raise _Conflict from error
         append = decision.append()
         try:
@@ -250,8 +252,10 @@ class Writer:
             raise _Conflict from error
         except _CONNECTION_LOST as error:
             self._cache.clear()
-            self._wait_until_reachable(jobs, StorageOutcomeUnknown(_UNKNOWN))
-            if not (append.events and self._store.landed(append.events)):
+            landed = self._once_reachable(
+                lambda: self._store.landed(append.events), otherwise=StorageOutcomeUnknown(_UNKNOWN)
+            )
+            if not landed:
                 raise _Conflict from error
         except Exception as error:
             self._cache.evict(decision.changed)
@@ -315,28 +319,26 @@ class Writer:
         if positions and positions[0] == self._seen + 1:
             self._seen = positions[-1]
 
-    def _wait_until_reachable(self, jobs: Sequence[_Job], error: Exception) -> None:
-        """Waits for the database; past the bound the callers get `error`."""
+    def _once_reachable(self, ask: Callable[[], R], *, otherwise: Exception) -> R:
+        """The database's answer, waiting for it (and for the log's lock) within a bound; past it
+        raises `otherwise`."""
         deadline = time.monotonic() + RECONNECT_SECONDS_MAX
         pause_seconds = 0.02
         while time.monotonic() < deadline:
             try:
-                self._store.last_position()
+                return ask()
             except _CONNECTION_LOST:
                 if self._closing.wait(pause_seconds):
                     break
                 pause_seconds = min(1.0, 2 * pause_seconds)
-            else:
-                return
-        log.error("the database stays away", extra={"commands": len(jobs)})
-        _fail(jobs, error)
-        raise error
+        raise otherwise
 
     def _back_off(self, attempt: int) -> None:
         bound = min(BACKOFF_SECONDS_MAX, 0.002 * 2**attempt)
         self._closing.wait(random.uniform(0, bound))  # noqa: S311 - jitter is no secret
 
 
+_AWAY = "The database is away. Send the request again."
 _UNKNOWN = "The database went away while this was saved. Send the same request again."
 
 

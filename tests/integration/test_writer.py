@@ -231,6 +231,25 @@ def test_one_of_many_deliveries_of_a_message_counts(make_writer: MakeWriter) -> 
     assert sorted(map(str, results)) == ["1"] + [str(DuplicateDelivery)] * 7
 
 
+def test_a_reader_that_follows_several_writers_passes_over_no_event(
+    make_writer: MakeWriter, database: Database
+) -> None:
+    writers = [make_writer() for _ in range(4)]
+    store = EventStore(database.application_url)
+    futures = [writers[n % 4].submit(open_counter, f"cnt_{n}", CONTEXT) for n in range(800)]
+    followed: list[int] = []
+    while True:
+        done = not wait(futures, timeout=0).not_done
+        seen = followed[-1] if followed else 0
+        followed += [position for position, _, _ in store.versions_after(seen, limit=50)]
+        if done and followed[-1] == store.last_position():
+            break
+    store.close()
+    stored = query(database.owner_url, "SELECT notification_id AS id FROM gridline_events")
+    assert followed == sorted(row["id"] for row in stored)
+    assert len(followed) == 800
+
+
 def test_two_processes_that_create_one_id_make_it_once(make_writer: MakeWriter) -> None:
     def open_once(uow: UnitOfWork, id: str) -> str:
         if uow.find(Counter, id) is None:
@@ -295,6 +314,43 @@ def test_a_terminated_connection_is_replaced(make_writer: MakeWriter, database: 
             " WHERE application_name = 'gridline-writer' AND datname = current_database()",
         )
         assert outcome(writer.submit(add, Add("cnt_1"), CONTEXT)) == expected
+
+
+def test_a_log_that_stays_locked_delays_commands_and_fails_none(
+    make_writer: MakeWriter, database: Database
+) -> None:
+    make_writer().submit(open_counter, "cnt_1", CONTEXT).result(PATIENCE_SECONDS)
+    store = EventStore(
+        database.application_url,
+        projections=[Totals()],
+        library_settings={"POSTGRES_LOCK_TIMEOUT": "1"},
+    )
+    writer = Writer(store, clock=SteppingClock(), ids=CountingIds())
+    with connect(database.application_url, name="rebuild") as rebuild:
+        with rebuild.transaction():
+            rebuild.execute("LOCK TABLE gridline_events IN EXCLUSIVE MODE")
+            future = writer.submit(add, Add("cnt_1"), CONTEXT)
+            await_lock_waits(database, times=2)
+            assert not future.done()
+        assert outcome(future) == 1
+    writer.close()
+
+
+def await_lock_waits(database: Database, *, times: int) -> None:
+    """Until the writer has waited for the lock, given up and waited again."""
+    waits: set[object] = set()
+    pause = threading.Event()
+    with connect(database.superuser_url, name="test") as superuser:
+        for _ in range(1000):
+            rows = superuser.execute(
+                "SELECT query_start FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+                " AND datname = current_database()"
+            ).fetchall()
+            waits |= {row["query_start"] for row in rows}
+            if len(waits) >= times:
+                return
+            pause.wait(0.01)
+    raise AssertionError("the writer does not wait for the lock")
 
 
 class LossyProxy:
