@@ -1,0 +1,264 @@
+"""The audit passes what commands wrote, whatever they wrote, and names what was tampered with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+from psycopg import sql
+
+from adapters.audit import AuditReport, verify
+from adapters.event_store import EventStore, decode
+from adapters.postgres import Connection, connect
+from adapters.writer import Writer
+from domain.aggregate import Aggregate
+from domain.money import nano_usd
+from projections.registry import FOLLOWING, INLINE
+from projections.runner import ProjectionRunner
+from tests.conftest import Database
+from tests.integration.product_rig import ProductRig
+from tests.property.test_ledger_machine import CountingIds, LedgerMachine
+
+
+@pytest.fixture
+def rig(database: Database) -> Iterator[ProductRig]:
+    rig = ProductRig(database)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def told(rig: ProductRig) -> ProductRig:
+    """Everything has happened once, and the journal has followed."""
+    rig.every_story()
+    rig.runner().catch_up()
+    return rig
+
+
+def tampered(rig: ProductRig, statement: str, *parameters: Any) -> AuditReport:
+    """What the audit says after the database's owner has changed something."""
+    with psycopg.connect(rig.database.owner_url) as owner:
+        changed = owner.execute(sql.SQL(statement), parameters)
+        assert changed.rowcount == 1
+    return verify(rig.connection)
+
+
+def rules(report: AuditReport) -> set[str]:
+    return {difference.rule for difference in report.differences}
+
+
+def test_an_untouched_ledger_passes_with_its_totals(told: ProductRig) -> None:
+    report = verify(told.connection)
+    assert report.differences == ()
+    assert report.passed
+    assert report.lines()[-1] == "audit passed"
+    assert report.granted_nano_usd == nano_usd(25)
+    assert report.granted_nano_usd == (
+        report.available_nano_usd + report.held_nano_usd + report.charged_nano_usd
+    )
+    assert (report.receipts, report.open_holds) == (2, 1)
+    assert report.journal_through == report.through
+
+
+def test_a_journal_that_lags_is_compared_as_far_as_it_came(rig: ProductRig) -> None:
+    rig.batch_that_completes()
+    rig.runner().catch_up()
+    rig.batch_that_completes()
+    report = verify(rig.connection)
+    assert report.passed
+    assert report.journal_through < report.through
+
+
+def test_the_application_itself_cannot_edit_the_log(told: ProductRig) -> None:
+    for statement in (
+        "UPDATE gridline_events SET topic = topic",
+        "DELETE FROM gridline_events",
+        "TRUNCATE gridline_events",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            told.connection.execute(sql.SQL(statement))
+
+
+@pytest.mark.parametrize(
+    ("statement", "rule"),
+    [
+        ("UPDATE accounts SET available_nano_usd = available_nano_usd + 1", "the rows are"),
+        ("UPDATE accounts SET charged_nano_usd = 0", "the rows are"),
+        ("UPDATE api_key_days SET held_nano_usd = held_nano_usd + 1", "the rows are"),
+        ("UPDATE api_keys SET total_limit_nano_usd = 5", "the rows are"),
+        ("DELETE FROM holds WHERE state = 'placed'", "the rows are"),
+        ("UPDATE holds SET captured_nano_usd = 1 WHERE state = 'placed'", "the rows are"),
+        (
+            "UPDATE batches SET receipt = jsonb_set(receipt, '{charge_nano_usd}', '1') "
+            "WHERE status = 'completed'",
+            "the rows are",
+        ),
+        ("DELETE FROM fine_tuning_jobs WHERE status = 'succeeded'", "the rows are"),
+        (
+            "UPDATE journal_entries SET amount_nano_usd = amount_nano_usd + 1 "
+            "WHERE kind = 'grant' AND line = 1",
+            "19 a transaction sums to zero",
+        ),
+        (
+            "UPDATE journal_entries SET balance_nano_usd = balance_nano_usd + 1 "
+            "WHERE kind = 'grant' AND line = 1",
+            "19 the journal is",
+        ),
+        (
+            "UPDATE journal_balances SET balance_nano_usd = balance_nano_usd + 1 "
+            "WHERE ledger = 'Customer:Held'",
+            "19 the journal is",
+        ),
+        ("DELETE FROM journal_entries WHERE kind = 'grant' AND line = 2", "19 the journal is"),
+        ("UPDATE files SET pins = pins + 1 WHERE deleted_at IS NOT NULL", "the rows are"),
+        ("UPDATE models SET deleted_at = created_at", "the rows are"),
+    ],
+)
+def test_a_changed_row_is_named(told: ProductRig, statement: str, rule: str) -> None:
+    report = tampered(told, statement)
+    assert any(found.startswith(rule) for found in rules(report)), report.differences
+
+
+@pytest.mark.parametrize(
+    ("topic", "before", "after", "rule"),
+    [
+        ("gridline.account.credit_granted", "25000000000", "26000000000", "the rows are"),
+        ("gridline.account.credit_granted", "25000000000", "1", "2 credit is never negative"),
+        (
+            "gridline.account.opened",
+            '"open_batches":10',
+            '"open_batches":99',
+            "the rows are",
+        ),
+        ("gridline.fine_tuning_job.succeeded", '"trained_tokens":900', '"trained_tokens":9', "6 "),
+        ("gridline.batch.finished", '"tokens":2000', '"tokens":1999', "6 "),
+        ("gridline.batch.finished", "price_version", "no_such_field", "every event is readable"),
+    ],
+)
+def test_an_edited_event_is_named(
+    told: ProductRig, topic: str, before: str, after: str, rule: str
+) -> None:
+    report = tampered(
+        told,
+        """
+        UPDATE gridline_events
+        SET state = convert_to(replace(convert_from(state, 'UTF8'), %s, %s), 'UTF8')
+        WHERE notification_id = (
+            SELECT min(notification_id) FROM gridline_events
+            WHERE topic = %s AND strpos(convert_from(state, 'UTF8'), %s) > 0)
+        """,
+        before,
+        after,
+        topic,
+        before,
+    )
+    assert any(found.startswith(rule) for found in rules(report)), report.differences
+
+
+@pytest.mark.parametrize(
+    ("topic", "rule"),
+    [
+        ("gridline.account.credit_reserved", "streams are gapless"),
+        ("gridline.credit_hold.captured", "6 a charge is its hold's capture"),
+        ("gridline.credit_hold.released", "3 held credit is the open holds"),
+        ("gridline.key_spend.spend_charged", "8 keys were charged what was captured"),
+        ("gridline.fine_tuning_job.succeeded", "7 started work has one open hold"),
+        ("gridline.file.deleted", "the rows are what the log says"),
+        ("gridline.batch.created", "streams are gapless"),
+    ],
+)
+def test_a_deleted_event_is_missed(told: ProductRig, topic: str, rule: str) -> None:
+    report = tampered(
+        told,
+        """
+        DELETE FROM gridline_events WHERE notification_id = (
+            SELECT min(notification_id) FROM gridline_events WHERE topic = %s)
+        """,
+        topic,
+    )
+    assert rule in rules(report), report.differences
+
+
+def test_a_swapped_pair_of_events_is_noticed(told: ProductRig) -> None:
+    with psycopg.connect(told.database.owner_url) as owner:
+        swapped = owner.execute(
+            """
+            UPDATE gridline_events e
+            SET originator_version = 4 - e.originator_version + 1000000
+            WHERE e.originator_id = %s AND e.originator_version IN (2, 3)
+            RETURNING 1
+            """,
+            (told.account_id,),
+        )
+        assert swapped.rowcount == 2
+        owner.execute(
+            "UPDATE gridline_events SET originator_version = originator_version - 999999 "
+            "WHERE originator_version > 1000",
+        )
+    assert "streams are gapless" in rules(verify(told.connection))
+
+
+def test_a_rebuilt_ledger_passes_again(told: ProductRig) -> None:
+    assert not tampered(told, "UPDATE accounts SET available_nano_usd = 0").passed
+    runner = told.runner()
+    for model in (*INLINE, *FOLLOWING):
+        runner.rebuild(model)
+    assert verify(told.connection).passed
+
+
+def test_the_audit_passes_after_any_history(database: Database) -> None:
+    histories = count(1)
+    machines: list[LedgerMachine] = []
+    """Kept alive, since a machine's address is part of the ids that it makes up."""
+
+    def connection() -> Connection:
+        return connect(database.application_url, name="test")
+
+    class AuditedMachine(LedgerMachine):
+        """Random histories with the product's read models; they share one database."""
+
+        def open_log(self) -> Writer:
+            machines.append(self)
+            self.store = EventStore(database.application_url, projections=INLINE)
+            self.reads = connection()
+            self.position = self.store.last_position()
+            ids = CountingIds(next(histories) * 1_000_000)
+            return Writer(self.store, clock=self.clock, ids=ids)
+
+        def new_events(self) -> list[Aggregate.Event]:
+            rows = self.reads.execute(
+                "SELECT originator_id, originator_version, topic, state, notification_id "
+                "FROM gridline_events WHERE notification_id > %s ORDER BY notification_id",
+                (self.position,),
+            ).fetchall()
+            self.position = rows[-1]["notification_id"] if rows else self.position
+            return [
+                decode(**{name: row[name] for name in row if name != "notification_id"})
+                for row in rows
+            ]
+
+        def load(self, cls: type[Any], id: str) -> Any:
+            return self.store.load(cls, id)
+
+        def teardown(self) -> None:
+            super().teardown()
+            ProjectionRunner(connection, decode, FOLLOWING).catch_up()
+            report = verify(self.reads)
+            self.reads.close()
+            assert report.differences == ()
+
+    run_state_machine_as_test(
+        AuditedMachine,
+        settings=settings(
+            max_examples=6,
+            stateful_step_count=25,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
