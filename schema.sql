@@ -345,7 +345,8 @@ CREATE TABLE fine_tuning_jobs (
 CREATE INDEX fine_tuning_jobs_account_idx ON fine_tuning_jobs (account_id, position);
 GRANT SELECT, INSERT, UPDATE, DELETE ON fine_tuning_jobs TO gridline;
 
--- projections/fine_tuning_events.py; position is the log position times 8, plus the place in it.
+-- projections/fine_tuning_events.py; position is the log position times 8, plus the place in it;
+-- eval_source is null but for a job's first event.
 CREATE TABLE fine_tuning_events (
     id text PRIMARY KEY,
     job_id text NOT NULL,
@@ -354,14 +355,11 @@ CREATE TABLE fine_tuning_events (
     level text NOT NULL,
     type text NOT NULL,
     message text NOT NULL,
-    data jsonb
+    data jsonb,
+    eval_source text
 );
 CREATE INDEX fine_tuning_events_job_idx ON fine_tuning_events (job_id, position);
-CREATE TABLE fine_tuning_eval_sources (
-    job_id text PRIMARY KEY,
-    eval_source text NOT NULL
-);
-GRANT SELECT, INSERT, UPDATE, DELETE ON fine_tuning_events, fine_tuning_eval_sources TO gridline;
+GRANT SELECT, INSERT, UPDATE, DELETE ON fine_tuning_events TO gridline;
 
 -- projections/work.py: jobs and batches that have not ended, and what of them wants a runner or has
 -- one. stage: of a batch validating, planned, running, ending; of a job waiting, queued, running.

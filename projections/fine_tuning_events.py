@@ -1,8 +1,9 @@
 """The events of a fine-tuning job that its owner reads (GET /fine_tuning/jobs/{id}/events): what
 happened, in words, and the losses as metrics.
 
-Ids are derived from the place in the log, so that a rebuild gives the same ones. A named event has
-its name in `data.code`, and so has the last event of a failed job.
+The first one also keeps, unseen, where the eval rows come from, for the metrics at the end. Ids are
+derived from the place in the log, so that a rebuild gives the same ones. A named event has its name
+in `data.code`, and so has the last event of a failed job.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from psycopg.types.json import Jsonb
 
-from projections.fine_tuning_jobs import REASONS, eval_source
+from projections.fine_tuning_jobs import REASONS, eval_source_of
 from projections.paging import Page, bounds, page
 from projections.projection import Statement
 from projections.read_model import Connection, ReadModel
@@ -26,18 +27,18 @@ _PLACES_MAX = 8
 """Job events that one event of the log may make; a page's order is log position times this."""
 
 _INSERT = """
-    INSERT INTO fine_tuning_events (id, job_id, position, created_at, level, type, message, data)
-    VALUES (%(id)s, %(job_id)s, %(position)s, %(at)s, %(level)s, %(type)s, %(message)s, %(data)s)
-"""
-_EVAL_SOURCE = """
-    INSERT INTO fine_tuning_eval_sources (job_id, eval_source)
-    VALUES (%(job_id)s, %(eval_source)s)
+    INSERT INTO fine_tuning_events
+        (id, job_id, position, created_at, level, type, message, data, eval_source)
+    VALUES
+        (%(id)s, %(job_id)s, %(position)s, %(at)s, %(level)s, %(type)s, %(message)s, %(data)s,
+         %(eval_source)s)
 """
 _INSERT_WITH_EVAL_SOURCE = """
     INSERT INTO fine_tuning_events (id, job_id, position, created_at, level, type, message, data)
     SELECT %(id)s, %(job_id)s, %(position)s, %(at)s, %(level)s, %(type)s, %(message)s,
-           %(data)s::jsonb || jsonb_build_object('eval_source', s.eval_source)
-    FROM fine_tuning_eval_sources s WHERE s.job_id = %(job_id)s
+           %(data)s::jsonb || jsonb_build_object('eval_source', first.eval_source)
+    FROM fine_tuning_events first
+    WHERE first.job_id = %(job_id)s AND first.eval_source IS NOT NULL
 """
 
 _LIST = """
@@ -83,6 +84,7 @@ def _entry(
     level: Level = "info",
     type: Kind = "message",
     data: dict[str, Any] | None = None,
+    eval_source: str | None = None,
 ) -> dict[str, Any]:
     assert place < _PLACES_MAX
     job_id = event.originator_id
@@ -96,11 +98,13 @@ def _entry(
         "type": type,
         "message": message,
         "data": Jsonb(data) if data is not None else None,
+        "eval_source": eval_source,
     }
 
 
 def _created(event: Any, position: int) -> list[Statement]:
-    entries = [_entry(event, position, f"Created fine-tuning job: {event.originator_id}")]
+    message = f"Created fine-tuning job: {event.originator_id}"
+    entries = [_entry(event, position, message, eval_source=eval_source_of(event.settings))]
     if event.settings.has_suffix:
         entries.append(
             _entry(
@@ -112,8 +116,7 @@ def _created(event: Any, position: int) -> list[Statement]:
                 data={"code": "suffix_ignored"},
             )
         )
-    source = {"job_id": event.originator_id, "eval_source": eval_source(event.settings)}
-    return [(_EVAL_SOURCE, source), *((_INSERT, entry) for entry in entries)]
+    return [(_INSERT, entry) for entry in entries]
 
 
 def _waiting(event: Any, position: int) -> list[Statement]:
@@ -188,7 +191,7 @@ def _cancelled(event: Any, position: int) -> list[Statement]:
 
 FINE_TUNING_EVENTS = ReadModel(
     name="fine_tuning_events",
-    tables=("fine_tuning_events", "fine_tuning_eval_sources"),
+    tables=("fine_tuning_events",),
     handlers={
         "gridline.fine_tuning_job.created": _created,
         "gridline.fine_tuning_job.waiting": _waiting,

@@ -146,7 +146,7 @@ class JobRow:
     @property
     def eval_source(self) -> Literal["validation_file", "holdout"]:
         """Where the rows of the eval losses come from."""
-        return eval_source(self.settings)
+        return eval_source_of(self.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ def checkpoints(job: JobRow) -> tuple[CheckpointRow, ...]:
     return (checkpoint,)
 
 
-def eval_source(settings: JobSettings) -> Literal["validation_file", "holdout"]:
+def eval_source_of(settings: JobSettings) -> Literal["validation_file", "holdout"]:
     """Which rows the losses before and after are measured on."""
     return "validation_file" if settings.validation is not None else "holdout"
 
