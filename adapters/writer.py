@@ -109,6 +109,7 @@ class Writer:
         self._queue: queue.Queue[_Job | None] = queue.Queue(maxsize=QUEUE_COMMANDS_MAX)
         self._last_batch_size = 1
         self._closing = threading.Event()
+        self._entrance = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="gridline-writer", daemon=True)
         self._thread.start()
 
@@ -124,9 +125,10 @@ class Writer:
         future: Future[R] = Future()
         job = _Job(handler, command, context, tracking, future)
         try:
-            if self._closing.is_set():
-                raise queue.Full
-            self._queue.put_nowait(job)
+            with self._entrance:
+                if self._closing.is_set():
+                    raise queue.Full
+                self._queue.put_nowait(job)
         except queue.Full:
             future.set_exception(
                 Overloaded("Too many changes are waiting. Try again.", retry_after_seconds=1)
@@ -146,7 +148,8 @@ class Writer:
 
     def close(self) -> None:
         """Finishes what is queued, then closes the store."""
-        self._closing.set()
+        with self._entrance:
+            self._closing.set()
         self._queue.put(None)
         self._thread.join()
         self._store.close()
