@@ -39,6 +39,7 @@ from adapters.postgres import (
     write_personal,
 )
 from adapters.upcasters import UPCASTERS, Upcasters
+from domain import aggregates  # noqa: F401 - makes every event known by its topic
 from domain.aggregate import Aggregate
 from domain.unit_of_work import A, PersonalRow
 from projections.projection import Projection, Statement, run_statements

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psycopg
 
+from adapters import audit
 from adapters.clock import clock_of
 from adapters.embedded.postgres import Postgres
 from adapters.embedded.process import CannotStart
@@ -176,6 +177,15 @@ def _rebuild(options: Namespace, settings: Settings) -> None:
         _say(json.dumps({"name": name, "events": events}) if options.json else f"{name}: {events}")
 
 
+def _audit_verify(options: Namespace, settings: Settings) -> None:
+    with connect(settings.database_url, name="gridlined") as connection:
+        report = audit.verify(connection)
+    for line in [json.dumps(report.to_wire())] if options.json else report.lines():
+        _say(line)
+    if not report.passed:
+        raise ValueError("the ledger differs from its log")
+
+
 def _given(value: int | None, otherwise: int) -> int:
     return otherwise if value is None else value
 
@@ -205,4 +215,5 @@ ACTIONS: Mapping[tuple[str, str | None], Action] = {
     ("prices", "publish"): _prices_publish,
     ("migrate", None): _migrate,
     ("rebuild", None): _rebuild,
+    ("audit", "verify"): _audit_verify,
 }

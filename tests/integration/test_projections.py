@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -10,23 +14,17 @@ import pytest
 from eventsourcing.utils import get_topic
 from psycopg import sql
 
-from domain.account import Account
+import domain
 from domain.aggregate import Aggregate
-from domain.batch import Batch
+from domain.aggregates import AGGREGATES
 from domain.commands import accounts as account_commands
 from domain.commands import batches as batch_commands
 from domain.commands import files as file_commands
 from domain.commands import fine_tuning as job_commands
-from domain.credit_hold import CreditHold
 from domain.errors import InvalidRequest
-from domain.file import File
-from domain.fine_tuned_model import FineTunedModel
-from domain.fine_tuning_job import FineTuningJob
-from domain.idempotent_request import IdempotentRequest
-from domain.key_spend import KeySpend, SpendLimits
+from domain.key_spend import SpendLimits
 from domain.messages import AttemptFailed, ChunkProgress, Heartbeat, Started
 from domain.money import nano_usd
-from domain.price_book import PriceBook
 from projections import (
     accounts,
     batches,
@@ -46,18 +44,6 @@ from projections import (
 from projections.registry import FOLLOWING, INLINE
 from tests.conftest import Database
 from tests.integration.product_rig import BASE, PRICES, ProductRig
-
-AGGREGATES: tuple[type[Aggregate], ...] = (
-    Account,
-    Batch,
-    CreditHold,
-    File,
-    FineTunedModel,
-    FineTuningJob,
-    IdempotentRequest,
-    KeySpend,
-    PriceBook,
-)
 
 
 @pytest.fixture
@@ -86,6 +72,22 @@ def account_of(rig: ProductRig) -> accounts.AccountRow:
 
 
 # The registry ----------------------------------------------------------------------------------
+
+
+def test_every_aggregate_of_the_domain_is_listed() -> None:
+    for module in pkgutil.walk_packages(domain.__path__, "domain."):
+        importlib.import_module(module.name)
+    found = {each for each in Aggregate.__subclasses__() if each.__module__.startswith("domain.")}
+    assert set(AGGREGATES) == found
+
+
+def test_whoever_opens_the_log_knows_every_event_of_it() -> None:
+    script = """
+import adapters.event_store
+from eventsourcing.utils import resolve_topic
+resolve_topic("gridline.idempotent_request.recorded")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_every_handled_topic_is_an_event_of_the_domain() -> None:
