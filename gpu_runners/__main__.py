@@ -7,14 +7,13 @@ weights. It needs no database and imports no model library; SIGTERM or Ctrl-C en
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from pathlib import Path
 
 from adapters.clock import RandomIds, clock_of
 from adapters.kafka import ensure_topics, producer, runner_consumer
 from adapters.objects import open_store
-from adapters.settings import Settings
+from adapters.settings import Settings, process_environment
 from adapters.telemetry import configure_logging
 from domain.catalog import CATALOG
 from domain.ids import RUNNER
@@ -52,7 +51,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    settings = Settings.from_environment(os.environ)
+    settings = Settings.from_environment(process_environment())
     configure_logging("runner", level=settings.log_level)
     asyncio.run(serve(settings))
 
