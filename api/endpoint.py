@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from api.auth import authenticate
 from api.control import Api, Call
 from api.envelope import record_of
-from api.errors import BASE_PATH, method_not_allowed
+from api.errors import BASE_PATH, error_response, method_not_allowed, unknown_path
 
 CallHandler = Callable[[Call], Awaitable[Response]]
 OpenHandler = Callable[[Request, Api], Awaitable[Response]]
@@ -34,7 +34,10 @@ class _Endpoint:
         method = "GET" if request.method == "HEAD" else request.method
         record.route = f"{method if method in self._handlers else '*'} {self._path}"
         handler = self._handlers.get(method)
-        if handler is None:
+        if "\0" in request.url.path:
+            # No id holds it, and PostgreSQL takes no text with it.
+            response = error_response(unknown_path(request.url.path))
+        elif handler is None:
             response = method_not_allowed(request.method, allowed=tuple(self._handlers))
         else:
             api: Api = request.app.state.api

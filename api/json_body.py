@@ -32,6 +32,18 @@ async def read_json(request: Request) -> Any:
                 f"The body is larger than {JSON_BYTES_MAX // MIB} MiB.", code="request_too_large"
             )
     try:
-        return parse_json(bytes(gathered))
+        value = parse_json(bytes(gathered))
     except InvalidJson as error:
         raise InvalidJson(f"The request body is not JSON: {error.message}.") from None
+    if b"\\u0000" in gathered and _holds_nul(value):
+        raise InvalidJson("A string of the request body holds the character NUL.")
+    return value
+
+
+def _holds_nul(value: object) -> bool:
+    """PostgreSQL can keep no text with it."""
+    if isinstance(value, dict):
+        return any("\0" in key or _holds_nul(each) for key, each in value.items())
+    if isinstance(value, list):
+        return any(_holds_nul(each) for each in value)
+    return isinstance(value, str) and "\0" in value

@@ -26,8 +26,22 @@ def limit_of(request: Request, *, default: int, most: int) -> int:
 
 
 def after_of(request: Request) -> str | None:
-    """The id of the last item that the caller has; an empty one is the Node SDKs' null."""
-    return given_once(request, "after") or None
+    (
+        """The id of the last item that the caller has; an empty one is the Node SDKs' null. Raises
+    InvalidRequest."""
+        ""
+    )
+    after = given_once(request, "after")
+    if after is not None and "\0" in after:
+        raise bad_cursor()
+    return after or None
+
+
+def bad_cursor() -> InvalidRequest:
+    """In the words of `projections/paging.py`."""
+    return InvalidRequest(
+        "after must be the id of the last item of the page before this one.", param="after"
+    )
 
 
 def order_of(request: Request) -> Order:

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +88,13 @@ def template_database(postgres: Postgres) -> str:
 @pytest.fixture
 def database(postgres: Postgres, template_database: str) -> Iterator[Database]:
     """A clone of the template, dropped after the test whoever is still connected."""
+    with cloned_database(postgres, template_database) as clone:
+        yield clone
+
+
+@contextmanager
+def cloned_database(postgres: Postgres, template_database: str) -> Iterator[Database]:
+    """The same for as long as it is wanted."""
     name = f"test_{uuid.uuid4().hex}"
     with _as_superuser(postgres) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {template_database} OWNER {OWNER}")

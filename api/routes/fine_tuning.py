@@ -12,7 +12,7 @@ from api.control import Call
 from api.idempotency import canonical_sha256, create_once, repeats_lately
 from api.json_body import read_json
 from api.json_response import json_response
-from api.pagination import after_of, limit_of, list_object
+from api.pagination import after_of, bad_cursor, limit_of, list_object
 from api.schemas.fine_tuning import checkpoint_object, event_object, job_object
 from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
 from domain.commands.fine_tuning import CancelFineTuningJob, cancel_fine_tuning_job
@@ -105,12 +105,15 @@ async def list_all(call: Call) -> Response:
 
 
 def _metadata_pairs(request: Request) -> dict[str, str]:
-    """The `metadata[k]=v` pairs that a job must have."""
-    return {
+    """The `metadata[k]=v` pairs that a job must have. Raises InvalidRequest."""
+    pairs = {
         name.removeprefix("metadata[").removesuffix("]"): value
         for name, value in request.query_params.multi_items()
         if name.startswith("metadata[") and name.endswith("]")
     }
+    if any("\0" in text for pair in pairs.items() for text in pair):
+        raise InvalidRequest("metadata holds the character NUL.", param="metadata")
+    return pairs
 
 
 async def retrieve(call: Call) -> Response:
@@ -172,9 +175,7 @@ async def checkpoints(call: Call) -> Response:
     after = after_of(call.request)
     shown = [checkpoint_object(row) for row in fine_tuning_jobs.checkpoints(job)]
     if after is not None and after not in [each["id"] for each in shown]:
-        raise InvalidRequest(
-            "after must be the id of the last item of the page before this one.", param="after"
-        )
+        raise bad_cursor()
     return json_response(list_object([] if after else shown[:limit], has_more=False))
 
 

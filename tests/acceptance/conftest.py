@@ -1,17 +1,19 @@
-"""The real API over HTTP: uvicorn in a thread, PostgreSQL, objects on disk, one account with a key.
+"""The real API over HTTP: uvicorn in a thread, PostgreSQL, objects on disk.
 
-Every answer that a test's client gets is judged by `strict.py`. There is no worker: what it would
-do is done by the test, with the same commands.
+One for the session; each test has an account of its own. Every answer that a test's client gets is
+judged by `strict.py`. There is no worker: what it would do is done by the test, with the same
+commands.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import socket
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import uvicorn
 from openai import AsyncOpenAI, OpenAI
 
 from adapters.bootstrap import ControlPlane, control_plane
+from adapters.embedded.postgres import Postgres
 from adapters.settings import Settings
 from api.__main__ import server_config
 from api.app import create_app
@@ -38,7 +41,7 @@ from domain.money import nano_usd
 from domain.prices import PriceList
 from domain.unit_of_work import CommandContext
 from tests.acceptance import strict
-from tests.conftest import Database
+from tests.conftest import cloned_database
 
 PRICES = Path(__file__).parents[2] / "domain" / "prices.json"
 UPLOAD_BYTES_MAX = 3_000_000
@@ -54,27 +57,24 @@ class Tenant:
     key: str
 
 
-@dataclass(slots=True)
-class Served:
-    """A running API. `plane` is its control plane, for what a worker would do."""
+@dataclass(frozen=True, slots=True)
+class RunningApi:
+    """`plane` is its control plane, for what a worker would do."""
 
     plane: ControlPlane
     root: str
     objects_directory: Path
-    tenant: Tenant = field(init=False)
 
-    @property
-    def base_url(self) -> str:
-        return f"{self.root}/openai/v1"
+    def run(self, handler: Any, command: Any) -> Any:
+        """A command, as the worker or the operator would run it."""
+        context = CommandContext(
+            actor="system:test", correlation_id="test", causation="test", command_id="test"
+        )
+        return self.plane.writer.submit(handler, command, context).result(SECONDS_MAX)
 
-    @property
-    def address(self) -> tuple[str, int]:
-        url = httpx2.URL(self.root)
-        assert url.port is not None
-        return url.host, url.port
-
-    def new_tenant(self, name: str, *, credit_usd: int = 25) -> Tenant:
-        """Another account with a key."""
+    def new_tenant(self, *, credit_usd: int = 25) -> Tenant:
+        """An account with a key."""
+        name = uuid.uuid4().hex
         key = f"gl_{name}"
         opened: AccountOpened = self.run(
             open_account,
@@ -89,12 +89,40 @@ class Served:
         )
         return Tenant(account_id=opened.account_id, key_id=opened.key_id, key=key)
 
-    def run(self, handler: Any, command: Any) -> Any:
-        """A command, as the worker or the operator would run it."""
-        context = CommandContext(
-            actor="system:test", correlation_id="test", causation="test", command_id="test"
-        )
-        return self.plane.writer.submit(handler, command, context).result(SECONDS_MAX)
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The running API for one test, with the test's account; its clients are closed with it."""
+
+    api: RunningApi
+    tenant: Tenant
+    clients: ExitStack
+
+    @property
+    def plane(self) -> ControlPlane:
+        return self.api.plane
+
+    @property
+    def root(self) -> str:
+        return self.api.root
+
+    @property
+    def run(self) -> Callable[[Any, Any], Any]:
+        return self.api.run
+
+    @property
+    def new_tenant(self) -> Callable[[], Tenant]:
+        return self.api.new_tenant
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.root}/openai/v1"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        url = httpx2.URL(self.root)
+        assert url.port is not None
+        return url.host, url.port
 
     def http(self, key: str | None = None, **headers: str) -> httpx2.Client:
         """A plain client whose answers are all judged; without `key` the tenant's is sent."""
@@ -108,14 +136,16 @@ class Served:
 
     def openai(self, key: str | None = None) -> OpenAI:
         """The official synchronous SDK."""
-        return OpenAI(
-            base_url=self.base_url,
-            api_key=key or self.tenant.key,
-            http_client=httpx2.Client(timeout=SECONDS_MAX, event_hooks={"response": [_judge]}),
+        return self.clients.enter_context(
+            OpenAI(
+                base_url=self.base_url,
+                api_key=key or self.tenant.key,
+                http_client=httpx2.Client(timeout=SECONDS_MAX, event_hooks={"response": [_judge]}),
+            )
         )
 
     def async_openai(self) -> AsyncOpenAI:
-        """The official asynchronous SDK."""
+        """The official asynchronous SDK, to be closed by the test."""
         return AsyncOpenAI(
             base_url=self.base_url,
             api_key=self.tenant.key,
@@ -124,35 +154,42 @@ class Served:
             ),
         )
 
-    def stored_objects(self) -> list[str]:
-        """The keys of all objects."""
-
-        async def keys() -> list[str]:
-            return [key async for key in self.plane.objects.list_keys("")]
-
-        return asyncio.run(keys())
+    def stored_objects(self) -> set[str]:
+        """The keys of all objects, of other tests' too, and what is being written."""
+        root = self.api.objects_directory
+        return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
 
-@pytest.fixture
-def served(database: Database, tmp_path: Path) -> Iterator[Served]:
+@pytest.fixture(scope="session")
+def running_api(
+    postgres: Postgres, template_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningApi]:
     """The API on a port of its own, over an empty database with published prices."""
-    settings = Settings(
-        database_url=database.application_url, object_store_url=(tmp_path / "objects").as_uri()
-    )
-    with control_plane(settings) as plane, socket.create_server(("127.0.0.1", 0)) as listener:
+    directory = tmp_path_factory.mktemp("objects")
+    with (
+        cloned_database(postgres, template_database) as database,
+        control_plane(
+            Settings(database_url=database.application_url, object_store_url=directory.as_uri())
+        ) as plane,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
         app = create_app(Api(control=plane, lease_seconds=30, upload_bytes_max=UPLOAD_BYTES_MAX))
         server = uvicorn.Server(server_config(app))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         host, port = listener.getsockname()
-        running = Served(
-            plane=plane, root=f"http://{host}:{port}", objects_directory=tmp_path / "objects"
-        )
-        running.run(publish_prices, PublishPrices(PriceList.from_json(PRICES.read_bytes())))
-        running.tenant = running.new_tenant("first")
-        yield running
+        api = RunningApi(plane=plane, root=f"http://{host}:{port}", objects_directory=directory)
+        api.run(publish_prices, PublishPrices(PriceList.from_json(PRICES.read_bytes())))
+        yield api
         server.should_exit = True
         thread.join()
+
+
+@pytest.fixture
+def served(running_api: RunningApi) -> Iterator[Served]:
+    """The API with an account of the test's own."""
+    with ExitStack() as clients:
+        yield Served(api=running_api, tenant=running_api.new_tenant(), clients=clients)
 
 
 def _judge(response: httpx2.Response) -> None:

@@ -1,0 +1,130 @@
+"""What worker and runner do to a job or batch, done at once, with the commands that they use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+from domain.batch import ChunkPlan
+from domain.commands.batches import (
+    FinishBatch,
+    RecordBatchPlan,
+    ResultFile,
+    StartBatch,
+    finish_batch,
+    record_batch_plan,
+    start_batch,
+)
+from domain.commands.fine_tuning import StartFineTuningJob, start_fine_tuning_job
+from domain.commands.work import AssignWork, RecordReport, assign_work, record_report
+from domain.messages import (
+    Attempt,
+    ChunkFinished,
+    ModelUsage,
+    ObjectRef,
+    Report,
+    ReportBody,
+    Started,
+    TrainFinished,
+    TrainProgress,
+)
+from tests.acceptance.conftest import Served
+
+BASE = "smollm2-135m-instruct"
+CONFIG = b'{"r": 16}'
+WEIGHTS = b"\x00weights" * 5
+
+
+def store(served: Served, key: str, data: bytes) -> ObjectRef:
+    """Puts an object as a runner would."""
+
+    async def once() -> AsyncIterator[bytes]:
+        yield data
+
+    return asyncio.run(served.plane.objects.put(key, once()))
+
+
+def succeed_training(served: Served, job_id: str) -> None:
+    """The job ends succeeded; its adapter's files are CONFIG and WEIGHTS."""
+    served.run(start_fine_tuning_job, StartFineTuningJob(job_id))
+    attempt = served.run(assign_work, AssignWork(work_id=job_id, chunk=0, runner_id="runner_1"))
+    _report(served, attempt, 1, Started())
+    _report(
+        served,
+        attempt,
+        2,
+        TrainProgress(step=1, steps=2, trained_tokens=10, train_loss=2.0, eval_loss_before=3.0),
+    )
+    _report(
+        served,
+        attempt,
+        3,
+        TrainFinished(
+            trained_tokens=600,
+            loss_tokens=200,
+            steps=2,
+            train_loss=1.5,
+            train_accuracy=0.5,
+            eval_loss_before=3.0,
+            eval_loss=1.25,
+            eval_accuracy=0.75,
+            eval_rows=1,
+            rows_trained=11,
+            rows_dropped=0,
+            seconds=2.5,
+            adapter_config=store(served, f"adapters/{job_id}/1/adapter_config.json", CONFIG),
+            adapter_weights=store(
+                served, f"adapters/{job_id}/1/adapter_model.safetensors", WEIGHTS
+            ),
+            base_revision="0.1.2",
+        ),
+    )
+
+
+def run_batch(served: Served, batch_id: str, *, requests: int) -> None:
+    """The batch is validated and runs: one of its requests has failed, the others are done."""
+    served.run(
+        record_batch_plan,
+        RecordBatchPlan(
+            batch_id=batch_id,
+            base=BASE,
+            requests=requests,
+            chunks=(ChunkPlan(start_byte=0, end_byte=1, first_line=1, requests=requests),),
+            first_lines={},
+            maximum_nano_usd=20_000_000,
+        ),
+    )
+    served.run(start_batch, StartBatch(batch_id))
+    attempt = served.run(assign_work, AssignWork(work_id=batch_id, chunk=0, runner_id="runner_1"))
+    _report(
+        served,
+        attempt,
+        1,
+        ChunkFinished(
+            completed=requests - 1,
+            failed=1,
+            usage=(ModelUsage(model=BASE, input_tokens=30, output_tokens=10),),
+        ),
+    )
+
+
+def finish(served: Served, batch_id: str, *, output: bytes, errors: bytes) -> None:
+    """The batch's files are registered and it ends."""
+    served.run(
+        finish_batch,
+        FinishBatch(
+            batch_id=batch_id,
+            output=_result(served, f"files/{batch_id}-output", output),
+            errors=_result(served, f"files/{batch_id}-errors", errors),
+        ),
+    )
+
+
+def _result(served: Served, key: str, data: bytes) -> ResultFile:
+    return ResultFile(object=store(served, key, data), lines=data.count(b"\n"))
+
+
+def _report(served: Served, attempt: Attempt, seq: int, body: ReportBody) -> None:
+    report = Report(attempt=attempt, seq=seq, at=datetime.now(UTC), body=body)
+    served.run(record_report, RecordReport(report))

@@ -1,0 +1,202 @@
+"""Refusals in OpenAI's shape, whatever is wrong: key, path, method, body."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+
+import openai
+import pytest
+
+from api.routes.not_offered import INSTEAD
+from domain.commands.accounts import RevokeKey, revoke_key
+from tests.acceptance.conftest import Served
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer gl_wrong",
+        "Basic gl_wrong",
+        "Bearer sk-wrong",
+        "Bearer gl_" + "x" * 500,
+    ],
+)
+def test_a_wrong_key_is_refused(served: Served, authorization: str | None) -> None:
+    with served.http() as http:
+        del http.headers["authorization"]
+        headers = {"authorization": authorization} if authorization is not None else {}
+        answer = http.get("/openai/v1/models", headers=headers)
+    error = answer.json()["error"]
+    assert answer.status_code == 401
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+    assert "gl_wrong" not in answer.text
+
+
+def test_a_revoked_key_opens_nothing(served: Served) -> None:
+    tenant = served.new_tenant()
+    client = served.openai(tenant.key)
+    client.models.list()
+    served.run(revoke_key, RevokeKey(tenant.key_id))
+    with pytest.raises(openai.AuthenticationError):
+        client.models.list()
+
+
+def test_a_wrong_key_is_judged_before_the_body_comes(served: Served) -> None:
+    with socket.create_connection(served.address, timeout=5) as connection:
+        connection.sendall(
+            b"POST /openai/v1/batches HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n"
+            b"Authorization: Bearer gl_wrong\r\n\r\n"
+        )
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401")
+
+
+def test_organization_and_project_headers_are_ignored(served: Served) -> None:
+    client = served.openai().with_options(organization="org-x", project="proj_x")
+    assert client.models.list().data
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/models",
+        "/",
+        "/openai/v1",
+        "/openai/v1/nothing",
+        "/openai/v1/files/",
+        "/openai/v2/files",
+        "/openai/v1/files/a/b",
+        "/openai/v1/files/%00",
+        "/openai/v1/models/%00",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_an_unknown_path_is_404_in_openais_shape(served: Served, method: str, path: str) -> None:
+    with served.http() as http:
+        answer = http.request(method, path)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+    if not path.startswith("/openai/v1"):
+        assert "/openai/v1" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/chat/completions",
+        "/embeddings",
+        "/responses",
+        "/uploads",
+        "/images/generations",
+        "/threads/t/runs",
+        "/fine_tuning/alpha/graders/run",
+    ],
+)
+def test_what_openai_has_and_we_do_not_says_what_to_use_instead(served: Served, path: str) -> None:
+    with served.http("gl_wrong") as http:
+        answer = http.post(f"/openai/v1{path}", json={"model": "gpt-5"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (404, "not_offered")
+    assert error["message"].endswith(INSTEAD[path.split("/")[1]])
+
+
+def test_the_sdks_own_call_of_a_route_that_is_not_offered_says_so(served: Served) -> None:
+    with pytest.raises(openai.NotFoundError) as refused:
+        served.openai().chat.completions.create(
+            model="gpt-5", messages=[{"role": "user", "content": "hi"}]
+        )
+    assert "POST /batches" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/openai/v1/files", "GET, POST"),
+        ("POST", "/openai/v1/models", "GET"),
+        ("GET", "/openai/v1/batches/b/cancel", "POST"),
+        ("DELETE", "/openai/v1/batches/b", "GET"),
+        ("PATCH", "/openai/v1/models/ft:x", "GET, DELETE"),
+        ("POST", "/healthz", "GET"),
+    ],
+)
+def test_a_wrong_method_is_405_and_names_the_right_ones(
+    served: Served, method: str, path: str, allowed: str
+) -> None:
+    with served.http() as http:
+        answer = http.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+
+
+def test_head_answers_as_get_without_a_body(served: Served) -> None:
+    with served.http() as http:
+        answer = http.head("/openai/v1/models")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert int(answer.headers["content-length"]) > 100
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b"\xff", "invalid_json"),
+        (b'{"a": NaN}', "invalid_json"),
+        (b'{"a": 1e999}', "invalid_json"),
+        (b'{"a": 1, "a": 2}', "invalid_json"),
+        (b'{"a": "\\ud800"}', "invalid_json"),
+        (b'{"training_file": "\\u0000"}', "invalid_json"),
+        (b'{"metadata": {"\\u0000": "b"}}', "invalid_json"),
+        (b"[" * 10_000, "invalid_json"),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, "invalid_json"),
+        (b"[]", "invalid_request"),
+        (b"null", "invalid_request"),
+        (b'"text"', "invalid_request"),
+    ],
+)
+@pytest.mark.parametrize("path", ["batches", "fine_tuning/jobs"])
+def test_a_body_that_is_no_json_object_is_refused(
+    served: Served, path: str, body: bytes, code: str
+) -> None:
+    with served.http() as http:
+        answer = http.post(f"/openai/v1/{path}", content=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+
+
+def test_an_endless_json_body_is_refused(served: Served) -> None:
+    with served.http() as http:
+        answer = http.post("/openai/v1/batches", content=b" " * 1_100_000)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+def test_our_own_mistake_is_500_without_detail(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("MARKER-7391")
+
+    monkeypatch.setattr(type(served.plane), "read", broken)
+    with served.http() as http:
+        answer = http.get("/openai/v1/models")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+    assert "MARKER" not in answer.text
+    assert answer.headers["x-request-id"] in [
+        getattr(record, "fields", {}).get("request_id") for record in caplog.records
+    ]
+
+
+def test_no_key_path_or_query_reaches_the_log(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", logger="api")
+    with served.http() as http:
+        http.get("/openai/v1/files/file-MARKER-7391?x=MARKER-7391")
+        http.get("/openai/v1/models/MARKER-7391")
+    logged = [str(record.__dict__) for record in caplog.records if record.name.startswith("api")]
+    assert any("GET /openai/v1/files/{file_id}" in line for line in logged)
+    digest = hashlib.sha256(served.tenant.key.encode()).hexdigest()
+    for secret in (served.tenant.key, digest, "MARKER-7391"):
+        assert not any(secret in line for line in logged)

@@ -1,0 +1,278 @@
+"""Files over HTTP: uploads as clients really send them, downloads, and their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import socket
+from collections.abc import Callable, Iterator
+
+import httpx2
+import openai
+import pytest
+
+from domain.batch import LineError
+from domain.commands.batches import FailBatch, fail_batch
+from tests.acceptance.conftest import UPLOAD_BYTES_MAX, Served
+from tests.acceptance.training_files import chat_file
+
+BOUNDARY = "multipart/form-data; boundary=B"
+
+
+def _part(name: str, data: bytes, *, filename: str | None = None) -> bytes:
+    shown = f'; filename="{filename}"' if filename is not None else ""
+    head = f'--B\r\nContent-Disposition: form-data; name="{name}"{shown}\r\n\r\n'
+    return head.encode() + data + b"\r\n"
+
+
+def _upload(served: Served, *parts: bytes, **headers: str) -> httpx2.Response:
+    with served.http(**headers) as http:
+        return http.post(
+            "/openai/v1/files",
+            content=b"".join(parts) + b"--B--\r\n",
+            headers={"content-type": BOUNDARY},
+        )
+
+
+def _refused(response: httpx2.Response) -> tuple[int, str, str | None]:
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
+
+
+def test_the_sdk_uploads_lists_downloads_and_deletes_a_file(served: Served) -> None:
+    client = served.openai()
+    rows = chat_file()
+    created = client.files.create(file=("train set.jsonl", io.BytesIO(rows)), purpose="fine-tune")
+    assert created.bytes == len(rows)
+    assert created.filename == "train set.jsonl"
+    assert created.status == "processed"
+    assert created.expires_at == created.created_at + 30 * 86_400
+    assert created.gridline["rows"] == 12  # type: ignore[attr-defined]
+    assert created.gridline["messages"] == 24  # type: ignore[attr-defined]
+    assert client.files.retrieve(created.id) == created
+    assert client.files.wait_for_processing(created.id) == created
+    assert [each.id for each in client.files.list(purpose="fine-tune")] == [created.id]
+    assert client.files.list(purpose="batch").data == []
+    assert client.files.content(created.id).read() == rows
+    assert client.files.delete(created.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.content(created.id)
+    assert f"files/{created.id}" not in served.stored_objects()
+
+
+async def test_the_asynchronous_sdk_uploads_bytes_without_a_name(served: Served) -> None:
+    async with served.async_openai() as client:
+        created = await client.files.create(
+            file=b"{}", purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+        )
+        assert created.filename == "upload"
+        assert created.expires_at == created.created_at + 3600
+        assert (await client.files.content(created.id)).content == b"{}"
+
+
+@pytest.mark.parametrize("file_first", [True, False])
+@pytest.mark.parametrize("chunked", [True, False])
+def test_the_order_of_parts_and_their_framing_do_not_matter(
+    served: Served, file_first: bool, chunked: bool
+) -> None:
+    parts = [_part("purpose", b"fine-tune"), _part("file", chat_file(), filename="訓練.jsonl")]
+    body = b"".join(reversed(parts) if file_first else parts) + b"--B--\r\n"
+
+    def pieces() -> Iterator[bytes]:
+        yield from (body[at : at + 100] for at in range(0, len(body), 100))
+
+    with served.http() as http:
+        answer = http.post(
+            "/openai/v1/files",
+            content=pieces() if chunked else body,
+            headers={"content-type": BOUNDARY},
+        )
+        assert answer.status_code == 200
+        created = answer.json()
+        assert created["filename"] == "訓練.jsonl"
+        assert created["gridline"]["rows"] == 12
+        sent = http.get(f"/openai/v1/files/{created['id']}/content")
+    assert sent.content == chat_file()
+    assert "filename*=UTF-8''%E8%A8%93%E7%B7%B4.jsonl" in sent.headers["content-disposition"]
+
+
+def test_a_file_part_without_a_filename_is_a_file(served: Served) -> None:
+    large = chat_file(rows=12, text="x" * 100_000)
+    answer = _upload(served, _part("purpose", b"fine-tune"), _part("file", large))
+    assert answer.status_code == 200
+    assert answer.json()["filename"] == "upload"
+    assert answer.json()["bytes"] == len(large) > 1_100_000
+
+
+def test_a_batch_file_that_comes_before_its_purpose_is_not_judged_as_a_training_file(
+    served: Served,
+) -> None:
+    answer = _upload(served, _part("file", b"any\x00thing"), _part("purpose", b"batch"))
+    assert answer.status_code == 200
+
+
+PURPOSE = _part("purpose", b"batch")
+FINE_TUNE = _part("purpose", b"fine-tune")
+FILE = _part("file", b"{}")
+BAD_JSON = _part("file", chat_file(3) + b"{nope}\n" + chat_file(3))
+ANCHOR = _part("expires_after[anchor]", b"created_at")
+SECONDS = _part("expires_after[seconds]", b"60")
+
+
+@pytest.mark.parametrize(
+    ("parts", "refusal"),
+    [
+        ([FILE], (400, "invalid_request", "purpose")),
+        ([PURPOSE], (400, "invalid_request", "file")),
+        ([PURPOSE, PURPOSE, FILE], (400, "invalid_request", "purpose")),
+        ([PURPOSE, FILE, FILE], (400, "invalid_request", "file")),
+        ([_part("purpose", b"assistants"), FILE], (400, "invalid_request", "purpose")),
+        ([FILE, _part("purpose", b"batch_output")], (400, "invalid_request", "purpose")),
+        ([PURPOSE, _part("color", b"red"), FILE], (400, "invalid_request", "color")),
+        ([PURPOSE, _part("file", b"")], (400, "invalid_file_format", "file")),
+        ([PURPOSE, SECONDS, FILE], (400, "invalid_request", "expires_after")),
+        ([PURPOSE, ANCHOR, SECONDS, FILE], (400, "invalid_request", "expires_after.seconds")),
+        ([FILE, FINE_TUNE], (400, "invalid_messages", "file")),
+        ([FINE_TUNE, BAD_JSON], (400, "invalid_json", "file")),
+        ([BAD_JSON, FINE_TUNE], (400, "invalid_json", "file")),
+        ([PURPOSE, _part("file", b"x" * (UPLOAD_BYTES_MAX + 1))], (413, "file_too_large", "file")),
+    ],
+)
+def test_a_refused_upload_names_its_fault_and_leaves_no_object(
+    served: Served, parts: list[bytes], refusal: tuple[int, str, str | None]
+) -> None:
+    before = served.stored_objects()
+    assert _refused(_upload(served, *parts)) == refusal
+    assert served.stored_objects() == before
+
+
+def test_a_bad_line_is_named_and_never_quoted(served: Served) -> None:
+    rows = chat_file(5) + b'{"messages": "MARKER-7391"}\n' + chat_file(5)
+    answer = _upload(served, _part("purpose", b"fine-tune"), _part("file", rows))
+    assert "6" in answer.json()["error"]["message"]
+    assert "MARKER" not in answer.text
+
+
+def test_an_upload_of_the_largest_size_is_taken_and_one_byte_more_is_drained_and_refused(
+    served: Served,
+) -> None:
+    client = served.openai()
+    assert client.files.create(file=b"x" * UPLOAD_BYTES_MAX, purpose="batch").bytes
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.files.create(file=b"x" * (2 * UPLOAD_BYTES_MAX - 1000), purpose="batch")
+    assert refused.value.status_code == 413
+    assert refused.value.code == "file_too_large"
+
+
+def test_a_compressed_request_is_refused(served: Served) -> None:
+    answer = _upload(served, PURPOSE, FILE, **{"content-encoding": "gzip"})
+    assert _refused(answer) == (415, "unsupported_content_encoding", None)
+
+
+def test_a_body_that_is_not_multipart_is_refused(served: Served) -> None:
+    with served.http() as http:
+        answer = http.post("/openai/v1/files", json={"purpose": "batch"})
+    assert answer.status_code == 400
+
+
+async def test_an_upload_that_is_broken_off_leaves_nothing(served: Served) -> None:
+    before = served.stored_objects()
+    _, writer = await asyncio.open_connection(*served.address)
+    head = (
+        "POST /openai/v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n"
+        f"Authorization: Bearer {served.tenant.key}\r\nContent-Type: {BOUNDARY}\r\n\r\n"
+    )
+    begun = _part("purpose", b"batch") + _part("file", b"x" * 1_500_000)[:-2]
+    writer.write(head.encode() + begun)
+    await writer.drain()
+    await _until(lambda: served.stored_objects() > before)
+    writer.transport.abort()
+    await _until(lambda: served.stored_objects() == before)
+    assert served.openai().files.list().data == []
+    with served.http() as http:
+        assert 'route="POST /openai/v1/files",status="499"' in http.get("/metrics").text
+
+
+@pytest.mark.parametrize("length", [2 * UPLOAD_BYTES_MAX + 1_000_000, 100])
+def test_a_client_that_waits_to_be_told_is_refused_before_it_sends(
+    served: Served, length: int
+) -> None:
+    key = served.tenant.key if length > 100 else "gl_wrong"
+    with socket.create_connection(served.address, timeout=5) as connection:
+        connection.sendall(
+            f"POST /openai/v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n"
+            f"Authorization: Bearer {key}\r\nContent-Type: {BOUNDARY}\r\n"
+            "Expect: 100-continue\r\n\r\n".encode()
+        )
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 413" if length > 100 else b"HTTP/1.1 401")
+
+
+def test_a_range_is_answered_with_its_bytes(served: Served) -> None:
+    data = bytes(range(256)) * 10
+    created = served.openai().files.create(file=data, purpose="batch")
+    etag = f'"{hashlib.sha256(data).hexdigest()}"'
+    with served.http() as http:
+        url = f"/openai/v1/files/{created.id}/content"
+        whole = http.get(url)
+        assert whole.headers["content-length"] == str(len(data))
+        assert whole.headers["etag"] == etag
+        assert whole.headers["accept-ranges"] == "bytes"
+        assert "content-encoding" not in whole.headers
+        some = http.get(url, headers={"range": "bytes=10-19"})
+        assert (some.status_code, some.content) == (206, data[10:20])
+        assert some.headers["content-range"] == f"bytes 10-19/{len(data)}"
+        rest = http.get(url, headers={"range": "bytes=2550-", "if-range": etag})
+        assert (rest.status_code, rest.content) == (206, data[2550:])
+        last = http.get(url, headers={"range": "bytes=-3"})
+        assert (last.status_code, last.content) == (206, data[-3:])
+        beyond = http.get(url, headers={"range": "bytes=9999-"})
+        assert (beyond.status_code, beyond.headers["content-range"]) == (
+            416,
+            f"bytes */{len(data)}",
+        )
+        changed = http.get(url, headers={"range": "bytes=0-1", "if-range": '"other"'})
+        assert (changed.status_code, changed.content) == (200, data)
+        several = http.get(url, headers={"range": "bytes=0-1,5-6"})
+        assert (several.status_code, several.content) == (200, data)
+        head = http.head(url)
+        assert (head.status_code, head.headers["content-length"]) == (200, str(len(data)))
+        assert head.content == b""
+
+
+def test_a_file_in_use_cannot_be_deleted_until_its_work_ends(served: Served) -> None:
+    client = served.openai()
+    created = client.files.create(file=b"{}", purpose="batch")
+    batch = client.batches.create(
+        input_file_id=created.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    with pytest.raises(openai.ConflictError) as refused:
+        client.files.delete(created.id)
+    assert refused.value.code == "invalid_state"
+    assert refused.value.response.headers["x-should-retry"] == "false"
+    fault = LineError(code="invalid_json_line", message="Line 1.", param=None, line=1)
+    served.run(fail_batch, FailBatch(batch_id=batch.id, errors=(fault,)))
+    assert client.files.delete(created.id).deleted
+
+
+def test_another_accounts_files_answer_as_unknown_ones(served: Served) -> None:
+    created = served.openai().files.create(file=b"{}", purpose="batch")
+    other = served.openai(served.new_tenant().key)
+    errors = []
+    for file_id in (created.id, "file-doesnotexist"):
+        with pytest.raises(openai.NotFoundError) as refused:
+            other.files.retrieve(file_id)
+        errors.append(refused.value.body)
+        with pytest.raises(openai.NotFoundError) as refused:
+            other.files.delete(file_id)
+        errors.append(refused.value.body)
+    assert errors[:2] == errors[2:]
+    assert other.files.list().data == []
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Nothing tells when the server's task ends: it is looked at."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -1,0 +1,244 @@
+"""Fine-tuning jobs over HTTP, from create to the checkpoint and the model's deletion."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.acceptance.conftest import Served
+from tests.acceptance.stand_in_worker import (
+    BASE,
+    CONFIG,
+    WEIGHTS,
+    finish,
+    run_batch,
+    succeed_training,
+)
+from tests.acceptance.training_files import chat_file
+
+
+def _file(client: OpenAI, rows: bytes | None = None) -> str:
+    data = chat_file() if rows is None else rows
+    return client.files.create(file=("t.jsonl", data), purpose="fine-tune").id
+
+
+def test_a_job_is_created_with_its_quote_listed_and_cancelled(served: Served) -> None:
+    client = served.openai()
+    training = _file(client)
+    job = client.fine_tuning.jobs.create(
+        model=BASE,
+        training_file=training,
+        validation_file=_file(client),
+        suffix="tickets",
+        metadata={"run": "7"},
+        seed=5,
+        method={
+            "type": "supervised",
+            "supervised": {"hyperparameters": {"n_epochs": 2, "lora_rank": 8}},  # type: ignore[typeddict-unknown-key]
+        },
+    )
+    assert job.status == "validating_files"
+    assert job.hyperparameters.n_epochs == 2
+    assert job.method is not None
+    assert job.method.supervised is not None
+    assert job.method.supervised.adapter == "lora"  # type: ignore[attr-defined]
+    gridline: dict[str, Any] = job.gridline  # type: ignore[attr-defined]
+    assert gridline["suffix"] == "tickets"
+    assert gridline["quote"]["per_token"]["max_charge_usd"] >= 0.05
+    assert job.estimated_finish == job.created_at + gridline["quote"]["estimated_seconds"]
+    assert client.fine_tuning.jobs.retrieve(job.id) == job
+    assert client.fine_tuning.jobs.list().data == [job]
+    assert client.fine_tuning.jobs.list(metadata={"run": "7"}).data == [job]
+    assert client.fine_tuning.jobs.list(metadata={"run": "8"}).data == []
+    assert client.fine_tuning.jobs.list(extra_query={"metadata": "null"}).data == []
+    assert client.fine_tuning.jobs.list(extra_query={"metadata": ""}).data == [job]
+    events = client.fine_tuning.jobs.list_events(job.id).data
+    assert [event.data for event in events] == [{"code": "suffix_ignored"}, None]
+    assert client.fine_tuning.jobs.checkpoints.list(job.id).data == []
+    cancelled = client.fine_tuning.jobs.cancel(job.id)
+    assert cancelled.status == "cancelled"
+    assert cancelled.estimated_finish is None
+    with pytest.raises(openai.ConflictError) as refused:
+        client.fine_tuning.jobs.cancel(job.id)
+    assert refused.value.code == "invalid_state"
+    assert client.files.delete(training).deleted
+
+
+def test_a_dpo_job_shows_beta_where_dpo_has_it(served: Served) -> None:
+    client = served.openai()
+    row = {
+        "input": {"messages": [{"role": "user", "content": "Capital of France?"}]},
+        "preferred_output": [{"role": "assistant", "content": "Paris."}],
+        "non_preferred_output": [{"role": "assistant", "content": "Lyon."}],
+    }
+    training = _file(client, (json.dumps(row) + "\n").encode() * 12)
+    job = client.fine_tuning.jobs.create(
+        model=BASE,
+        training_file=training,
+        method={"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.5}}},
+    )
+    assert job.method is not None
+    assert job.method.dpo is not None
+    assert job.method.dpo.hyperparameters is not None
+    assert job.method.dpo.hyperparameters.beta == 0.5
+    assert job.hyperparameters.n_epochs == 1
+
+
+def test_a_succeeded_job_has_a_model_a_checkpoint_and_an_adapter(served: Served) -> None:
+    client = served.openai()
+    job = client.fine_tuning.jobs.create(model=BASE, training_file=_file(client))
+    succeed_training(served, job.id)
+    done = client.fine_tuning.jobs.retrieve(job.id)
+    assert done.status == "succeeded"
+    assert done.trained_tokens == 600
+    name = done.fine_tuned_model
+    assert name is not None
+    assert name == f"ft:{BASE}:{done.organization_id}:{job.id.removeprefix('ftjob-')[:12]}"
+    gridline: dict[str, Any] = done.gridline  # type: ignore[attr-defined]
+    assert gridline["fine_tuned_adapter"] == {"model": name, "servable": True, "reason": None}
+    assert gridline["result"]["eval_loss_before"] > gridline["result"]["eval_loss"]
+    assert gridline["charged_usd"] == "0.05"
+    [checkpoint] = client.fine_tuning.jobs.checkpoints.list(job.id)
+    assert checkpoint.fine_tuned_model_checkpoint == name
+    assert checkpoint.metrics.full_valid_loss == 1.25
+    assert any(event.type == "metrics" for event in client.fine_tuning.jobs.list_events(job.id))
+    assert name in [model.id for model in client.models.list()]
+    escaped = name.replace(":", "%3A")
+    with served.http() as http:
+        receipt = http.get(f"/openai/v1/gridline/receipts/{job.id}").json()
+        assert receipt["charge_usd"] == "0.05"
+        assert receipt["hold"]["state"] == "captured"
+        assert receipt["charge"]["lines"][0]["tokens"] == 600
+        account = http.get("/openai/v1/gridline/credits").json()
+        assert (account["available_usd"], account["held_usd"]) == ("24.95", "0.00")
+        for form in (name, escaped):
+            assert http.get(f"/openai/v1/models/{form}").json()["id"] == name
+            for file, data in (
+                ("adapter_config.json", CONFIG),
+                ("adapter_model.safetensors", WEIGHTS),
+            ):
+                sent = http.get(f"/openai/v1/gridline/adapters/{form}/files/{file}")
+                assert sent.content == data
+                assert sent.headers["x-gridline-sha256"] == hashlib.sha256(data).hexdigest()
+        for wrong in (
+            f"models/{name.replace(':', '%253A')}",
+            f"models/{name.upper()}",
+            f"models/{job.id}",
+            "models/ft:",
+            f"gridline/adapters/{name}/files/adapter_model.bin",
+            f"gridline/adapters/{name}/files/%2e%2e%2fadapter_config.json",
+            f"gridline/adapters/{job.id}/files/adapter_config.json",
+        ):
+            answer = http.get(f"/openai/v1/{wrong}")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+        other = served.new_tenant()
+        theirs = http.get(
+            f"/openai/v1/models/{name}", headers={"authorization": f"Bearer {other.key}"}
+        )
+        assert theirs.json() == http.get("/openai/v1/models/ft:").json()
+    assert client.models.delete(name).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve(name)
+    with pytest.raises(openai.NotFoundError):
+        client.models.delete(name)
+    with served.http() as http:
+        gone = http.get(f"/openai/v1/gridline/adapters/{name}/files/adapter_config.json")
+        assert gone.status_code == 404
+        assert http.delete(
+            f"/openai/v1/models/{escaped}", headers={"x-stainless-retry-count": "1"}
+        ).json() == {"id": name, "object": "model", "deleted": True}
+    assert client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model == name
+    assert [key for key in served.stored_objects() if key.startswith("adapters/")] == []
+
+
+def test_a_base_model_cannot_be_deleted(served: Served) -> None:
+    client = served.openai()
+    with pytest.raises(openai.BadRequestError):
+        client.models.delete(BASE)
+    assert client.models.retrieve(BASE).id == BASE
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "param"),
+    [
+        ({"training_file": "file-none"}, "not_found", "training_file"),
+        ({"validation_file": "file-none"}, "not_found", "validation_file"),
+        ({"model": "gpt-4o-mini"}, "invalid_request", "model"),
+        ({"n_epochs": 3}, "invalid_request", "n_epochs"),
+        ({"seed": True}, "invalid_request", "seed"),
+        ({"dry_run": True}, "invalid_request", "dry_run"),
+    ],
+)
+def test_a_refused_create_names_its_field_and_makes_no_job(
+    served: Served, changes: dict[str, Any], code: str, param: str
+) -> None:
+    client = served.openai()
+    body = {"model": BASE, "training_file": _file(client), "metadata": None} | changes
+    with served.http() as http:
+        answer = http.post("/openai/v1/fine_tuning/jobs", json=body)
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == (code, param)
+    assert client.fine_tuning.jobs.list().data == []
+
+
+def test_a_control_token_in_either_file_is_refused_with_its_place(served: Served) -> None:
+    client = served.openai()
+    good, bad = _file(client), _file(client, chat_file(text="say <|im_end|> now"))
+    for files, param in (
+        ({"training_file": bad}, "training_file"),
+        ({"training_file": good, "validation_file": bad}, "validation_file"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.fine_tuning.jobs.create(model=BASE, **files)
+        assert refused.value.code == "template_token_in_content"
+        assert refused.value.param == param
+        assert "<|im_end|>" in refused.value.message
+
+
+def test_a_file_of_another_purpose_is_no_training_file(served: Served) -> None:
+    client = served.openai()
+    batch_file = client.files.create(file=b"{}\n" * 3, purpose="batch")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.fine_tuning.jobs.create(model=BASE, training_file=batch_file.id)
+    assert refused.value.param == "training_file"
+    batch = client.batches.create(
+        input_file_id=batch_file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    run_batch(served, batch.id, requests=3)
+    finish(served, batch.id, output=b"{}\n{}\n", errors=b"{}\n")
+    output_file_id = client.batches.retrieve(batch.id).output_file_id
+    assert output_file_id is not None
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.fine_tuning.jobs.create(model=BASE, training_file=output_file_id)
+    assert "not offered yet" in refused.value.message
+
+
+def test_open_jobs_past_the_limit_are_refused_with_the_limit_and_not_retried(
+    served: Served,
+) -> None:
+    client = served.openai()
+    training = _file(client)
+    for _ in range(3):
+        client.fine_tuning.jobs.create(model=BASE, training_file=training)
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.fine_tuning.jobs.create(model=BASE, training_file=training)
+    assert refused.value.code == "limit_exceeded"
+    assert refused.value.response.headers["x-should-retry"] == "false"
+    assert isinstance(refused.value.body, dict)
+    assert refused.value.body["limit"]["limit"] == 3
+
+
+@pytest.mark.parametrize("operation", ["pause", "resume"])
+def test_pausing_is_refused_by_name(served: Served, operation: str) -> None:
+    client = served.openai()
+    job = client.fine_tuning.jobs.create(model=BASE, training_file=_file(client))
+    with pytest.raises(openai.BadRequestError) as refused:
+        getattr(client.fine_tuning.jobs, operation)(job.id)
+    assert operation in refused.value.message
+    with pytest.raises(openai.NotFoundError):
+        getattr(client.fine_tuning.jobs, operation)("ftjob-none")

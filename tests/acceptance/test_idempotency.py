@@ -1,0 +1,120 @@
+"""A request that is sent again answers as its first try did, and changes nothing."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.acceptance.conftest import Served
+from tests.acceptance.stand_in_worker import BASE
+from tests.acceptance.training_files import chat_file
+
+AGAIN = {"x-stainless-retry-count": "1"}
+
+
+def _batch_body(served: Served) -> dict[str, Any]:
+    file = served.openai().files.create(file=b"{}", purpose="batch")
+    return {"input_file_id": file.id, "endpoint": "/v1/embeddings", "completion_window": "24h"}
+
+
+def _post(http: httpx2.Client, path: str, body: Any, **headers: str) -> httpx2.Response:
+    return http.post(f"/openai/v1/{path}", json=body, headers=headers)
+
+
+def test_an_sdks_retry_of_a_create_answers_the_batch_that_was_made(served: Served) -> None:
+    body = _batch_body(served)
+    with served.http() as http:
+        first = _post(http, "batches", body).json()
+        reordered = dict(reversed(body.items()))
+        assert _post(http, "batches", reordered, **AGAIN).json() == first
+        assert _post(http, "batches", body).json()["id"] != first["id"]
+        assert _post(http, "batches", body | {"metadata": {}}, **AGAIN).json()["id"] != first["id"]
+        other = served.new_tenant()
+        theirs = http.post(
+            "/openai/v1/batches",
+            json=body,
+            headers=AGAIN | {"authorization": f"Bearer {other.key}"},
+        )
+        assert theirs.status_code == 404
+
+
+def test_an_sdks_retry_of_a_job_and_of_an_upload_answer_what_was_made(served: Served) -> None:
+    def upload(http: httpx2.Client, data: bytes, **headers: str) -> Any:
+        return http.post(
+            "/openai/v1/files",
+            files={"file": ("t.jsonl", data)},
+            data={"purpose": "fine-tune"},
+            headers=headers,
+        ).json()
+
+    with served.http() as http:
+        file = upload(http, chat_file())
+        stored = served.stored_objects()
+        assert upload(http, chat_file(), **AGAIN) == file
+        assert served.stored_objects() == stored
+        assert upload(http, chat_file(13), **AGAIN)["id"] != file["id"]
+        body = {"model": BASE, "training_file": file["id"]}
+        job = _post(http, "fine_tuning/jobs", body).json()
+        assert _post(http, "fine_tuning/jobs", body, **AGAIN).json() == job
+        assert len(http.get("/openai/v1/fine_tuning/jobs").json()["data"]) == 1
+
+
+def test_an_idempotency_key_makes_one_thing_for_ever(served: Served) -> None:
+    body = _batch_body(served)
+    with served.http() as http:
+        first = _post(http, "batches", body, **{"idempotency-key": "k1"}).json()
+        again = _post(http, "batches", body, **{"idempotency-key": "k1"})
+        assert (again.status_code, again.json()) == (200, first)
+        other = _post(
+            http, "batches", body | {"completion_window": "72h"}, **{"idempotency-key": "k1"}
+        )
+        assert (other.status_code, other.json()["error"]["param"]) == (400, "Idempotency-Key")
+        assert _post(http, "batches", body, **{"idempotency-key": "k2"}).json()["id"] != first["id"]
+        assert _post(http, "batches", body, **{"idempotency-key": ""}).status_code == 400
+
+
+def test_equal_creates_at_once_under_one_key_make_one_batch(served: Served) -> None:
+    body = _batch_body(served)
+    barrier = threading.Barrier(8)
+
+    def create(_: int) -> str:
+        with served.http() as http:
+            barrier.wait(5)
+            answer = _post(http, "batches", body, **{"idempotency-key": "k"})
+            batch_id: str = answer.json()["id"]
+            return batch_id
+
+    with ThreadPoolExecutor(8) as threads:
+        made = set(threads.map(create, range(8)))
+    assert len(made) == 1
+    assert [each.id for each in served.openai().batches.list()] == list(made)
+
+
+def test_an_sdks_retry_of_a_cancel_or_delete_answers_as_the_first_try(served: Served) -> None:
+    client = served.openai()
+    file = client.files.create(file=("t.jsonl", chat_file()), purpose="fine-tune")
+    job = client.fine_tuning.jobs.create(model=BASE, training_file=file.id)
+    with served.http() as http:
+        cancel = f"/openai/v1/fine_tuning/jobs/{job.id}/cancel"
+        first = http.post(cancel)
+        assert http.post(cancel, headers=AGAIN).json() == first.json()
+        assert http.post(cancel).status_code == 409
+        url = f"/openai/v1/files/{file.id}"
+        deleted = http.delete(url)
+        assert http.delete(url, headers=AGAIN).json() == deleted.json()
+        assert http.delete(url).status_code == 404
+        assert http.delete("/openai/v1/files/file-none", headers=AGAIN).status_code == 404
+
+
+@pytest.mark.parametrize("count", ["x", "-1", "", "99999", "１"])
+def test_a_strange_retry_count_is_a_first_try(served: Served, count: str) -> None:
+    body = _batch_body(served)
+    with served.http() as http:
+        first = _post(http, "batches", body).json()
+        headers = {"x-stainless-retry-count": count.encode()}
+        again = http.post("/openai/v1/batches", json=body, headers=headers)  # type: ignore[arg-type]
+        assert again.json()["id"] != first["id"]

@@ -1,0 +1,21 @@
+"""Small training files."""
+
+from __future__ import annotations
+
+import json
+
+
+def chat_file(rows: int = 12, *, text: str = "Where is my parcel?") -> bytes:
+    """Chat rows that any base takes."""
+    return b"".join(
+        json.dumps(
+            {
+                "messages": [
+                    {"role": "user", "content": f"{text} {number}"},
+                    {"role": "assistant", "content": "delivery"},
+                ]
+            }
+        ).encode()
+        + b"\n"
+        for number in range(rows)
+    )
