@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -209,6 +212,25 @@ def test_a_rebuilt_ledger_passes_again(told: ProductRig) -> None:
     for model in (*INLINE, *FOLLOWING):
         runner.rebuild(model)
     assert verify(told.connection).passed
+
+
+def test_the_command_exits_with_1_and_names_what_differs(told: ProductRig) -> None:
+    def command() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "adapters.cli", "audit", "verify"],
+            env={**os.environ, "GRIDLINE_DATABASE_URL": told.database.application_url},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    passed = command()
+    assert (passed.returncode, passed.stdout.splitlines()[-1]) == (0, "audit passed")
+    assert not tampered(told, "UPDATE accounts SET available_nano_usd = 0").passed
+    failed = command()
+    assert failed.returncode == 1
+    assert f"accounts {told.account_id}: differs in available_nano_usd" in failed.stdout
 
 
 def test_the_audit_passes_after_any_history(database: Database) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,16 +91,42 @@ resolve_topic("gridline.idempotent_request.recorded")
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_every_handled_topic_is_an_event_of_the_domain() -> None:
-    topics = {
-        get_topic(member)
+def event_fields() -> dict[str, set[str]]:
+    """The own fields of every event of the domain, by topic."""
+    common = {*Aggregate.Created.model_fields}
+    return {
+        get_topic(member): member.model_fields.keys() - common
         for aggregate in AGGREGATES
         for member in vars(aggregate).values()
-        if isinstance(member, type) and issubclass(member, Aggregate.Event)
+        if isinstance(member, type)
+        and issubclass(member, Aggregate.Event)
+        and get_topic(member).startswith("gridline.")
     }
+
+
+def test_every_handled_topic_is_an_event_of_the_domain() -> None:
     handled = {topic for model in (*INLINE, *FOLLOWING) for topic in model.handlers}
-    assert handled - topics == set()
-    assert topics - handled >= {"gridline.idempotent_request.recorded"}
+    unhandled = event_fields().keys() - handled
+    assert handled - event_fields().keys() == set()
+    assert unhandled == {"gridline.idempotent_request.recorded"}
+
+
+def test_every_event_is_documented_with_its_fields_and_read_models() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "events.md").read_text(encoding="utf-8")
+    documented = {}
+    for line in text.splitlines():
+        if line.startswith("| `gridline."):
+            topic, _, fields, shown_by = (cell.strip() for cell in line.strip("|").split("|"))
+            names = {name.strip(" `") for name in fields.split(",")} - {""}
+            shown = {name.strip() for name in shown_by.split(",")} - {""}
+            documented[topic.strip("`")] = (names, shown)
+    assert documented == {
+        topic: (
+            fields,
+            {model.name for model in (*INLINE, *FOLLOWING) if topic in model.handlers},
+        )
+        for topic, fields in event_fields().items()
+    }
 
 
 def test_no_table_has_two_writers_and_every_one_exists(rig: ProductRig) -> None:
