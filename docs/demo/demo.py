@@ -147,6 +147,7 @@ def receipt_of(client: OpenAI, work_id: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Stopped"))
     started = time.monotonic()
     with instance() as here:
         client = OpenAI(base_url=here.base_url, api_key=here.api_key)
