@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from adapters.audit import AuditReport, verify
+from adapters.embedded.postgres import Postgres
 from adapters.event_store import EventStore, decode
 from adapters.postgres import Connection, connect
 from adapters.writer import Writer
@@ -23,7 +26,7 @@ from domain.aggregate import Aggregate
 from domain.money import nano_usd
 from projections.registry import FOLLOWING, INLINE
 from projections.runner import ProjectionRunner
-from tests.conftest import Database
+from tests.conftest import Database, cloned_database
 from tests.integration.product_rig import ProductRig
 from tests.property.test_ledger_machine import CountingIds, LedgerMachine
 
@@ -35,27 +38,47 @@ def rig(database: Database) -> Iterator[ProductRig]:
     rig.close()
 
 
+@pytest.fixture(scope="module")
+def story_database(postgres: Postgres, template_database: str) -> Iterator[str]:
+    """The name of a database in which everything has happened once, and the journal followed."""
+    with cloned_database(postgres, template_database) as database:
+        rig = ProductRig(database)
+        rig.every_story()
+        rig.runner().catch_up()
+        rig.close()
+        yield str(conninfo_to_dict(database.owner_url)["dbname"])
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """A copy of the story."""
+
+    database: Database
+    connection: Connection
+
+
 @pytest.fixture
-def told(rig: ProductRig) -> ProductRig:
-    """Everything has happened once, and the journal has followed."""
-    rig.every_story()
-    rig.runner().catch_up()
-    return rig
+def told(postgres: Postgres, story_database: str) -> Iterator[Ledger]:
+    with (
+        cloned_database(postgres, story_database) as database,
+        connect(database.application_url, name="test") as connection,
+    ):
+        yield Ledger(database, connection)
 
 
-def tampered(rig: ProductRig, statement: str, *parameters: Any) -> AuditReport:
+def tampered(ledger: Ledger, statement: str, *parameters: Any) -> AuditReport:
     """What the audit says after the database's owner has changed something."""
-    with psycopg.connect(rig.database.owner_url) as owner:
+    with psycopg.connect(ledger.database.owner_url) as owner:
         changed = owner.execute(sql.SQL(statement), parameters)
         assert changed.rowcount == 1
-    return verify(rig.connection)
+    return verify(ledger.connection)
 
 
 def rules(report: AuditReport) -> set[str]:
     return {difference.rule for difference in report.differences}
 
 
-def test_an_untouched_ledger_passes_with_its_totals(told: ProductRig) -> None:
+def test_an_untouched_ledger_passes_with_its_totals(told: Ledger) -> None:
     report = verify(told.connection)
     assert report.differences == ()
     assert report.passed
@@ -77,7 +100,7 @@ def test_a_journal_that_lags_is_compared_as_far_as_it_came(rig: ProductRig) -> N
     assert report.journal_through < report.through
 
 
-def test_the_application_itself_cannot_edit_the_log(told: ProductRig) -> None:
+def test_the_application_itself_cannot_edit_the_log(told: Ledger) -> None:
     for statement in (
         "UPDATE gridline_events SET topic = topic",
         "DELETE FROM gridline_events",
@@ -122,7 +145,7 @@ def test_the_application_itself_cannot_edit_the_log(told: ProductRig) -> None:
         ("UPDATE models SET deleted_at = created_at", "the rows are"),
     ],
 )
-def test_a_changed_row_is_named(told: ProductRig, statement: str, rule: str) -> None:
+def test_a_changed_row_is_named(told: Ledger, statement: str, rule: str) -> None:
     report = tampered(told, statement)
     assert any(found.startswith(rule) for found in rules(report)), report.differences
 
@@ -144,7 +167,7 @@ def test_a_changed_row_is_named(told: ProductRig, statement: str, rule: str) -> 
     ],
 )
 def test_an_edited_event_is_named(
-    told: ProductRig, topic: str, before: str, after: str, rule: str
+    told: Ledger, topic: str, before: str, after: str, rule: str
 ) -> None:
     report = tampered(
         told,
@@ -175,7 +198,7 @@ def test_an_edited_event_is_named(
         ("gridline.batch.created", "streams are gapless"),
     ],
 )
-def test_a_deleted_event_is_missed(told: ProductRig, topic: str, rule: str) -> None:
+def test_a_deleted_event_is_missed(told: Ledger, topic: str, rule: str) -> None:
     report = tampered(
         told,
         """
@@ -187,16 +210,15 @@ def test_a_deleted_event_is_missed(told: ProductRig, topic: str, rule: str) -> N
     assert rule in rules(report), report.differences
 
 
-def test_a_swapped_pair_of_events_is_noticed(told: ProductRig) -> None:
+def test_a_swapped_pair_of_events_is_noticed(told: Ledger) -> None:
     with psycopg.connect(told.database.owner_url) as owner:
         swapped = owner.execute(
             """
             UPDATE gridline_events e
             SET originator_version = 4 - e.originator_version + 1000000
-            WHERE e.originator_id = %s AND e.originator_version IN (2, 3)
-            RETURNING 1
+            WHERE e.originator_id LIKE %s AND e.originator_version IN (2, 3)
             """,
-            (told.account_id,),
+            ("acct_%",),
         )
         assert swapped.rowcount == 2
         owner.execute(
@@ -206,15 +228,17 @@ def test_a_swapped_pair_of_events_is_noticed(told: ProductRig) -> None:
     assert "streams are gapless" in rules(verify(told.connection))
 
 
-def test_a_rebuilt_ledger_passes_again(told: ProductRig) -> None:
+def test_a_rebuilt_ledger_passes_again(told: Ledger) -> None:
     assert not tampered(told, "UPDATE accounts SET available_nano_usd = 0").passed
-    runner = told.runner()
+    following = ProjectionRunner(
+        lambda: connect(told.database.application_url, name="test"), decode, FOLLOWING
+    )
     for model in (*INLINE, *FOLLOWING):
-        runner.rebuild(model)
+        following.rebuild(model)
     assert verify(told.connection).passed
 
 
-def test_the_command_exits_with_1_and_names_what_differs(told: ProductRig) -> None:
+def test_the_command_exits_with_1_and_names_what_differs(told: Ledger) -> None:
     def command() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "adapters.cli", "audit", "verify"],
@@ -230,7 +254,7 @@ def test_the_command_exits_with_1_and_names_what_differs(told: ProductRig) -> No
     assert not tampered(told, "UPDATE accounts SET available_nano_usd = 0").passed
     failed = command()
     assert failed.returncode == 1
-    assert f"accounts {told.account_id}: differs in available_nano_usd" in failed.stdout
+    assert ": differs in available_nano_usd" in failed.stdout
 
 
 def test_the_audit_passes_after_any_history(database: Database) -> None:
