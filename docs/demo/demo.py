@@ -75,7 +75,9 @@ def fine_tune(client: OpenAI) -> FineTuningJob:
         training = client.files.create(file=rows, purpose="fine-tune")
     say(f"Uploaded train.jsonl as {training.id} ({training.bytes} bytes)")
     job = client.fine_tuning.jobs.create(
-        model=BASE, training_file=training.id, hyperparameters=HYPERPARAMETERS  # type: ignore[arg-type]
+        model=BASE,
+        training_file=training.id,
+        hyperparameters=HYPERPARAMETERS,  # type: ignore[arg-type]
     )
     quote = job.gridline["quote"]  # type: ignore[attr-defined]
     say(f"Created {job.id}; the quote, before anything runs:")
@@ -137,13 +139,29 @@ def accuracy(client: OpenAI, model: str) -> float:
     receipt = receipt_of(client, batch.id)
     say(
         f"  {model}: {right} of {len(questions)} right; charged {receipt['charge_usd']} USD "
-        f"of {receipt['held_usd']} held"
+        f"of {receipt['hold']['maximum_usd']} held"
     )
     return right / len(questions)
 
 
 def receipt_of(client: OpenAI, work_id: str) -> dict[str, Any]:
     return client.get(f"/gridline/receipts/{work_id}", cast_to=object)  # type: ignore[return-value]
+
+
+def show_statement(client: OpenAI) -> None:
+    """Waits until the journal, which follows the log, has the last charge."""
+    statement: Any = {"is_current": False}
+    while not statement["is_current"]:
+        statement = client.get("/gridline/statement", cast_to=object)
+    say("The account's statement, in USD:")
+    say(f"  {'':<10}{'':<40}{'available':>14}{'held':>14}{'charged':>14}")
+    for line in statement["data"]:
+        say(
+            f"  {line['kind']:<10}{line['work_id'] or line['note']:<40}"
+            f"{line['available_usd']:>14}{line['held_usd']:>14}{line['charged_usd']:>14}"
+        )
+    closing = statement["closing"]
+    say(f"  {'closing':<50}{closing['available_usd']:>14}{closing['held_usd']:>14}")
 
 
 def main() -> None:
@@ -155,14 +173,13 @@ def main() -> None:
         job = fine_tune(client)
         assert job.fine_tuned_model is not None
         receipt = receipt_of(client, job.id)
-        say(f"  charged {receipt['charge_usd']} USD, quoted at most {receipt['held_usd']} USD")
+        say(
+            f"  charged {receipt['charge_usd']} USD, quoted at most {receipt['max_charge_usd']} USD"
+        )
         say("Batches of 50 tickets that it never saw:")
         before = accuracy(client, BASE)
         after = accuracy(client, job.fine_tuned_model)
-        say("The account's statement:")
-        statement = client.get("/gridline/statement", cast_to=object)
-        for line in statement["data"]:  # type: ignore[index]
-            say(f"  {line['description']:<40} {line['amount_usd']:>14} {line['balance_usd']:>14}")
+        show_statement(client)
         if here.data_dir is not None:
             command = [sys.executable, "-m", "adapters.cli", "audit", "verify", "--data",
                        here.data_dir]  # fmt: skip
