@@ -140,6 +140,7 @@ class Served:
             OpenAI(
                 base_url=self.base_url,
                 api_key=key or self.tenant.key,
+                _strict_response_validation=True,
                 http_client=httpx2.Client(timeout=SECONDS_MAX, event_hooks={"response": [_judge]}),
             )
         )
@@ -149,6 +150,7 @@ class Served:
         return AsyncOpenAI(
             base_url=self.base_url,
             api_key=self.tenant.key,
+            _strict_response_validation=True,
             http_client=httpx2.AsyncClient(
                 timeout=SECONDS_MAX, event_hooks={"response": [_judge_async]}
             ),

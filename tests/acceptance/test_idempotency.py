@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
 import pytest
+from starlette.requests import Request
 
+from api.control import Api, Call, Caller
+from api.idempotency import create_once
+from domain.commands.idempotency import Origin
+from domain.errors import LimitExceeded
 from tests.acceptance.conftest import Served
 from tests.acceptance.stand_in_worker import BASE
 from tests.acceptance.training_files import chat_file
@@ -92,6 +99,50 @@ def test_equal_creates_at_once_under_one_key_make_one_batch(served: Served) -> N
         made = set(threads.map(create, range(8)))
     assert len(made) == 1
     assert [each.id for each in served.openai().batches.list()] == list(made)
+
+
+def _call(api: Api, *, retry_count: bytes) -> Call:
+    headers = [(b"x-stainless-retry-count", retry_count)]
+    return Call(
+        request=Request({"type": "http", "headers": headers}),
+        caller=Caller(account_id="acct_1", key_id="key_1"),
+        api=api,
+        route="POST /batches",
+        request_id="req_1",
+    )
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+async def test_a_retry_waits_for_a_first_try_that_is_still_being_decided(
+    served: Served, ends_well: bool
+) -> None:
+    api = Api(control=served.plane, lease_seconds=30)
+    decided = asyncio.Event()
+
+    async def slow(_: Origin) -> str:
+        await decided.wait()
+        if not ends_well:
+            raise LimitExceeded("Two at once.")
+        return "batch_1"
+
+    async def never(_: Origin) -> str:
+        raise AssertionError
+
+    def send(retry_count: bytes, create: Callable[[Origin], Awaitable[str]]) -> asyncio.Task[str]:
+        call = _call(api, retry_count=retry_count)
+        return asyncio.create_task(create_once(call, body_sha256="a", create=create))
+
+    tries = [send(b"0", slow)]
+    await asyncio.sleep(0)
+    tries.append(send(b"1", never))
+    await asyncio.sleep(0)
+    decided.set()
+    answers = await asyncio.gather(*tries, return_exceptions=True)
+    if ends_well:
+        assert answers == ["batch_1", "batch_1"]
+    else:
+        assert [type(answer) for answer in answers] == [LimitExceeded, LimitExceeded]
+    assert api.creates_in_flight == {}
 
 
 def test_an_sdks_retry_of_a_cancel_or_delete_answers_as_the_first_try(served: Served) -> None:
