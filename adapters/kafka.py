@@ -141,10 +141,15 @@ async def group_consumer(
     if grouped:
         client.subscribe(names, listener=positioning)
     await _start(client)
-    if not grouped:
+    if grouped:
+        return consumer
+    try:
         every = [TopicPartition(t, p) for t in names for p in range(settings.kafka_partitions)]
         client.assign(every)
         await positioning.on_partitions_assigned(every)
+    except BaseException:
+        await client.stop()
+        raise
     return consumer
 
 

@@ -242,8 +242,10 @@ class ActiveWorker:
                 woken.clear()
                 await act()
                 await asyncio.sleep(ROUND_SPACING_SECONDS)
+                # Not wait_for: in Python 3.11 it can swallow a cancellation.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(woken.wait(), self._tick_seconds)
+                    async with asyncio.timeout(self._tick_seconds):
+                        await woken.wait()
         finally:
             self._woken.remove(woken)
 
@@ -333,7 +335,8 @@ async def _open_plane(
         except psycopg.OperationalError:
             log.warning("the database is away")
             with suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), RESTART_SECONDS_MAX)
+                async with asyncio.timeout(RESTART_SECONDS_MAX):
+                    await stopping.wait()
     return None
 
 
