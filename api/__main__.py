@@ -12,6 +12,7 @@ import sys
 from types import FrameType
 
 import uvicorn
+from starlette.applications import Starlette
 
 from adapters.bootstrap import control_plane
 from adapters.settings import Settings, process_environment
@@ -36,10 +37,10 @@ def main() -> None:
         uvicorn.Server(server_config(app)).run(sockets=[listener])
 
 
-def server_config(app: object) -> uvicorn.Config:
+def server_config(app: Starlette) -> uvicorn.Config:
     """How uvicorn serves the application; tests serve it in the same way."""
     return uvicorn.Config(
-        app,  # type: ignore[arg-type]
+        app,
         access_log=False,
         log_config=None,
         server_header=False,

@@ -6,7 +6,7 @@ templates, so that their number is bounded.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 BUCKET_SECONDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
 
@@ -17,7 +17,7 @@ class Metrics:
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, str, int]] = Counter()
         self._buckets: Counter[tuple[str, float]] = Counter()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._observed: Counter[str] = Counter()
 
     def observe(self, *, method: str, route: str, status: int, seconds: float) -> None:
@@ -27,7 +27,7 @@ class Metrics:
         for bound in BUCKET_SECONDS:
             if seconds <= bound:
                 self._buckets[route, bound] += 1
-        self._seconds[route] += seconds  # type: ignore[assignment]
+        self._seconds[route] += seconds
         self._observed[route] += 1
 
     def render(self) -> str:
