@@ -270,9 +270,9 @@ class Batch(Aggregate, topic="gridline.batch"):
         self._end_when_every_chunk_ended(envelope=envelope)
 
     def request_cancel(self, *, envelope: Envelope) -> None:
-        """Stops what runs and keeps what is finished. Asking twice is asking once. Raises
-        InvalidState when the batch has ended or is ending."""
-        if self.status in ("cancelling", "cancelled"):
+        """Stops what runs and keeps what is finished. Asking again while it is cancelling is asking
+        once. Raises InvalidState when the batch has ended or is ending."""
+        if self.status == "cancelling":
             return
         if self.is_terminal or self.ending is not None:
             raise InvalidState(
