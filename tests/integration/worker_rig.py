@@ -26,6 +26,7 @@ from domain.commands.batches import CancelBatch, cancel_batch
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
 from domain.commands.files import StoreFile, store_file
+from domain.commands.fine_tuning import CancelFineTuningJob, cancel_fine_tuning_job
 from domain.commands.idempotency import Origin
 from domain.create_bodies import parse_batch_create, parse_fine_tuning_create
 from domain.file import File, Purpose, TrainingFacts
@@ -163,6 +164,11 @@ class Rig:
         command = CancelBatch(account_id=self.account.account_id, batch_id=batch_id)
         await self.plane.writer.execute(cancel_batch, command, TEST)
 
+    async def cancel_job(self, job_id: str) -> None:
+        """As its owner."""
+        command = CancelFineTuningJob(account_id=self.account.account_id, job_id=job_id)
+        await self.plane.writer.execute(cancel_fine_tuning_job, command, TEST)
+
     async def batch(self, batch_id: str) -> dict[str, Any]:
         """The fields of the batch as they are now."""
         return await self._fields(Batch, batch_id)
@@ -185,7 +191,8 @@ class Rig:
             wanted = fields["status"] == status and (among is None or among(fields))
             return fields if wanted else None
 
-        return await eventually(look)
+        found: dict[str, Any] = await eventually(look)
+        return found
 
     async def job_when(self, job_id: str, status: str) -> dict[str, Any]:
         """The job once it has that status."""
@@ -194,7 +201,8 @@ class Rig:
             fields = await self.job(job_id)
             return fields if fields["status"] == status else None
 
-        return await eventually(look)
+        found: dict[str, Any] = await eventually(look)
+        return found
 
     async def result_lines(self, batch_id: str, role: str) -> list[dict[str, Any]]:
         """The lines of the batch's output or error file; none where there is none."""
