@@ -1,0 +1,157 @@
+"""The reference pages are complete: a setting, route, event, code, limit or package that its page
+does not name fails here, and so does a name on a page that the product no longer has."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from adapters.settings import Settings
+from api.app import ROUTES
+from api.errors import BASE_PATH
+from api.routes.not_offered import INSTEAD
+from domain import job_errors, limits
+from tests.test_house_rules import Source, sources
+from tests.unit.domain.test_events import EVENTS
+
+ROOT = Path(__file__).parent.parent
+CODE = re.compile(r"[a-z]+(_[a-z0-9]+)+|overloaded")
+
+
+@cache
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def first_cells(text: str) -> list[str]:
+    """What the first column of a page's tables names in code type."""
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+
+
+def test_the_settings_page_names_exactly_the_settings() -> None:
+    names = [f"GRIDLINE_{field.name.upper()}" for field in fields(Settings)]
+
+    assert first_cells(page("settings.md")) == names
+
+
+def test_the_settings_page_gives_the_defaults_in_force() -> None:
+    for field in fields(Settings):
+        row = next(r for r in page("settings.md").splitlines() if f"_{field.name.upper()}`" in r)
+        default = row.split("|")[2].strip().strip("`")
+
+        assert default == str(field.default), row
+
+
+def test_the_events_page_names_exactly_the_events() -> None:
+    assert sorted(first_cells(page("events.md"))) == sorted(EVENTS)
+
+
+def test_the_limits_page_names_exactly_the_limits() -> None:
+    names = [name for name in vars(limits) if name.isupper() and name != "MIB"]
+
+    assert sorted(first_cells(page("limits.md"))) == sorted(names)
+
+
+def test_the_api_page_lists_exactly_the_routes() -> None:
+    routes = {
+        f"{method} {route.path.replace(':path', '').removeprefix(BASE_PATH)}"
+        for route in ROUTES
+        for method in vars(route.endpoint).get("_handlers", ("GET",))
+        if route.path != "/{path:path}"
+    }
+
+    offered = page("api.md").partition("## Not offered")[0]
+
+    assert set(first_cells(offered)) == routes
+
+
+def test_the_api_page_lists_what_is_refused_with_an_alternative() -> None:
+    refused = page("api.md").partition("## Not offered")[2]
+
+    assert sorted(first_cells(refused)) == sorted(f"/{first}" for first in INSTEAD)
+
+
+def _codes_in_call(node: ast.Call, places: Mapping[str, int]) -> list[ast.expr]:
+    values = [k.value for k in node.keywords if k.arg in ("code", "failure_code")]
+    is_method = isinstance(node.func, ast.Attribute)
+    place = places.get(ast.unparse(node.func).rpartition(".")[2])
+    return values if place is None else values + node.args[place - is_method :][:1]
+
+
+def _codes_in(node: ast.AST, places: Mapping[str, int]) -> list[ast.expr]:
+    match node:
+        case ast.Call():
+            return _codes_in_call(node, places)
+        case ast.Assign(targets=[ast.Name(id="code" | "NeverRan")]):
+            return [node.value]
+        case ast.AnnAssign(target=ast.Name(id="code"), value=ast.expr() as value):
+            return [value]
+        case ast.Dict():
+            keyed = zip(node.keys, node.values, strict=True)
+            return [v for k, v in keyed if isinstance(k, ast.Constant) and k.value == "code"]
+        case ast.Tuple(elts=[ast.Constant() as first, ast.Constant() | ast.JoinedStr(), _]):
+            return [first]  # a fault of a batch line: code, message, param
+    return []
+
+
+def codes_of(source: Source) -> Iterator[str]:
+    """Literals that become a `code`: by keyword, as a class attribute, in a dictionary, in the
+    place of a parameter of that name, as a name in a `Literal` of codes, or in a fault."""
+    places = {
+        node.name: [argument.arg for argument in node.args.args].index("code")
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef) and "code" in {a.arg for a in node.args.args}
+    }
+    for node in ast.walk(source.tree):
+        for value in _codes_in(node, places):
+            for part in ast.walk(value):
+                text = part.value if isinstance(part, ast.Constant) else None
+                if isinstance(text, str) and CODE.fullmatch(text):
+                    yield text
+
+
+def test_the_errors_page_names_exactly_the_codes_that_are_raised() -> None:
+    raised = {code for source in sources() if source.is_product for code in codes_of(source)}
+
+    assert sorted(set(first_cells(page("errors.md")))) == sorted(raised | job_errors.SIDES.keys())
+
+
+@pytest.mark.parametrize("code", job_errors.SIDES)
+def test_the_errors_page_gives_the_side_that_pays(code: str) -> None:
+    who_pays = page("errors.md").partition("## Who pays")[2]
+
+    row = next(row for row in who_pays.splitlines() if row.startswith(f"| `{code}` "))
+
+    assert row.split("|")[2].strip() == job_errors.SIDES[code]
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    broken = []
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        # A name with NNNN in it is a pattern.
+        text = path.read_text(encoding="utf-8")
+        named = re.findall(r"\]\(([^)#:]+)\)", text)
+        named_from_root = re.findall(
+            r"`((?:docs|domain|adapters|api|tests)/(?!\S*NNNN)[\w/.-]+\.\w+)`", text
+        )
+        broken += [f"{path.name}: {to}" for to in named if not (path.parent / to).exists()]
+        broken += [f"{path.name}: {to}" for to in named_from_root if not (ROOT / to).exists()]
+
+    assert not broken
+
+
+def test_sources_name_pages_that_exist() -> None:
+    named = {
+        (source.name, to)
+        for source in sources()
+        for to in re.findall(r"`(docs/[\w/.-]+\.md)`", source.text)
+    }
+
+    assert not [each for each in named if not (ROOT / each[1]).exists()]
