@@ -1,5 +1,6 @@
-"""The reference pages are complete: a setting, route, event, code, limit or package that its page
-does not name fails here, and so does a name on a page that the product no longer has."""
+"""The reference pages are complete: a setting, route, code or limit that its page does not name fails
+here, and so does a name on a page that the product no longer has. The page of events is held to the
+code in `integration/test_projections.py`."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ from api.errors import BASE_PATH
 from api.routes.not_offered import INSTEAD
 from domain import job_errors, limits
 from tests.test_house_rules import Source, sources
-from tests.unit.domain.test_events import EVENTS
 
 ROOT = Path(__file__).parent.parent
 CODE = re.compile(r"[a-z]+(_[a-z0-9]+)+|overloaded")
+
+OUR_PATH = re.compile(r"`((?:docs|domain|adapters|api|tests)/(?!\S*NNNN)[\w/.-]+\.\w+)`")
+"""Files of ours that a page names; one with NNNN in it is a pattern."""
 
 
 @cache
@@ -47,10 +50,6 @@ def test_the_settings_page_gives_the_defaults_in_force() -> None:
         default = row.split("|")[2].strip().strip("`")
 
         assert default == str(field.default), row
-
-
-def test_the_events_page_names_exactly_the_events() -> None:
-    assert sorted(first_cells(page("events.md"))) == sorted(EVENTS)
 
 
 def test_the_limits_page_names_exactly_the_limits() -> None:
@@ -135,12 +134,9 @@ def test_the_errors_page_gives_the_side_that_pays(code: str) -> None:
 def test_links_between_pages_lead_somewhere() -> None:
     broken = []
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
-        # A name with NNNN in it is a pattern.
         text = path.read_text(encoding="utf-8")
         named = re.findall(r"\]\(([^)#:]+)\)", text)
-        named_from_root = re.findall(
-            r"`((?:docs|domain|adapters|api|tests)/(?!\S*NNNN)[\w/.-]+\.\w+)`", text
-        )
+        named_from_root = OUR_PATH.findall(text)
         broken += [f"{path.name}: {to}" for to in named if not (path.parent / to).exists()]
         broken += [f"{path.name}: {to}" for to in named_from_root if not (ROOT / to).exists()]
 
