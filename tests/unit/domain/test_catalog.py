@@ -31,6 +31,44 @@ def test_the_bases_that_train_are_those_of_the_page(
     assert (base.ft_models_per_batch_max > 0) == servable
 
 
+MIGRATION_TABLE = [
+    ("qwen2.5-0.5b-instruct", "Qwen/Qwen2.5-0.5B-Instruct", "Apache-2.0", True, "chat"),
+    ("qwen2.5-1.5b-instruct", "Qwen/Qwen2.5-1.5B-Instruct", "Apache-2.0", True, "chat"),
+    ("qwen2.5-7b-instruct", "Qwen/Qwen2.5-7B-Instruct", "Apache-2.0", True, "chat"),
+    ("mistral-7b-instruct-v0.3", "mistralai/Mistral-7B-Instruct-v0.3", "Apache-2.0", True, "chat"),
+    ("qwen3-8b", "Qwen/Qwen3-8B", "Apache-2.0", True, "chat"),
+    (
+        "llama-3.1-8b-instruct",
+        "RedHatAI/Llama-3.1-8B-Instruct",
+        "Llama 3.1 Community License",
+        True,
+        "chat",
+    ),
+    ("gpt-oss-20b", "openai/gpt-oss-20b", "Apache-2.0", True, "chat"),
+    ("qwen3.5-9b", "Qwen/Qwen3.5-9B", "Apache-2.0", True, "chat"),
+    ("qwen3.8-27b", "Qwen/Qwen3.8-27B-FP8", "Apache-2.0", False, "chat"),
+    (
+        "nemotron-3.5-lightning-30b-a3b",
+        "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4",
+        "OpenMDW-1.1",
+        False,
+        "chat",
+    ),
+    ("gemma4-26b-a4b-it", "google/gemma-4-26B-A4B-it", "Apache-2.0", False, "chat"),
+    ("qwen3-embedding-0.6b", "Qwen/Qwen3-Embedding-0.6B", "Apache-2.0", False, "embedding"),
+    ("bge-m3", "BAAI/bge-m3", "MIT", False, "embedding"),
+]
+
+
+@pytest.mark.parametrize(("name", "source", "licence", "trains", "kind"), MIGRATION_TABLE)
+def test_the_catalog_is_the_migration_pages_table(
+    name: str, source: str, licence: str, trains: bool, kind: str
+) -> None:
+    base = CATALOG[name]
+    found = (base.source, base.licence, base.fine_tuning is not None, base.kind)
+    assert found == (source, licence, trains, kind)
+
+
 def test_long_rows_train_on_three_bases_at_ranks_to_16() -> None:
     long = {
         name
