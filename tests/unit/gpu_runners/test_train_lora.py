@@ -42,8 +42,8 @@ Training = Callable[..., TrainResult]
 
 
 @pytest.fixture(autouse=True)
-def two_threads() -> None:
-    torch.set_num_threads(2)
+def one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 @pytest.fixture
