@@ -19,13 +19,16 @@ from gpu_runners.child import Child
 from gpu_runners.weights import Weights
 
 LOAD_SECONDS_MAX = 900.0
+THREADS_ENVIRONMENT = ("OMP_WAIT_POLICY=passive", "TOKENIZERS_PARALLELISM=false")
+"""Threads that wait asleep: spinning ones cost five times the time beside other work (measured on
+two busy cores: 76 against 397 tokens/s)."""
 VLLM_ENVIRONMENT = (
+    *THREADS_ENVIRONMENT,
     "VLLM_ENABLE_V1_MULTIPROCESSING=0",
     "VLLM_CPU_KVCACHE_SPACE=1",
     "VLLM_LOGGING_LEVEL=CRITICAL",
     "VLLM_NO_USAGE_STATS=1",
     "HF_HUB_OFFLINE=1",
-    "TOKENIZERS_PARALLELISM=false",
 )
 
 
@@ -143,7 +146,7 @@ def engine_command(settings: Settings, work_dir: Path) -> list[str]:
     name = engine_name(settings)
     module = ["-m", "gpu_runners.infer_child", "--engine", name]
     if name != "vllm":
-        return [sys.executable, *module]
+        return ["env", *THREADS_ENVIRONMENT, sys.executable, *module]
     packages = work_dir / "packages"
     packages.mkdir(parents=True, exist_ok=True)
     for package in ("domain", "gpu_runners"):

@@ -27,6 +27,7 @@ from domain.ports import ObjectMissing
 from gpu_runners.adapter_cache import FILES, DigestMismatch, download
 from gpu_runners.attempts import RunningAttempt, with_store_retries
 from gpu_runners.child import Child, ChildGone
+from gpu_runners.engine_slot import THREADS_ENVIRONMENT
 
 CANCEL_SECONDS_MAX = 30.0
 """A training that was asked to stop and does not is killed after this long."""
@@ -66,7 +67,7 @@ class _Training:
         order = await self._order()
         if self._running.cancelled.is_set():
             return TrainCancelled()
-        child = await Child.start([sys.executable, "-m", self._module])
+        child = await Child.start(["env", *THREADS_ENVIRONMENT, sys.executable, "-m", self._module])
         cancelling = asyncio.create_task(self._cancel_when_asked(child))
         try:
             async with asyncio.timeout(self._task.time_limit_seconds + OVERTIME_SECONDS):

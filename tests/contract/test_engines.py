@@ -1,0 +1,165 @@
+"""What every engine promises its parent, whichever one it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_runners.weights import Weights
+from tests.contract.engine_child import (
+    VLLM_PYTHON,
+    EngineChild,
+    chat,
+    engine_child,
+    length,
+    write_random_adapter,
+)
+
+CHAT_BASE = "smollm2-135m-instruct"
+EMBEDDING_BASE = "all-minilm-l6-v2"
+ENGINES = ["echo", "transformers"]
+ENGINES += [pytest.param("vllm", marks=pytest.mark.engines)] if VLLM_PYTHON.exists() else []
+ADAPTERS = 9
+"""As many as vLLM has slots, so that none of them is empty."""
+QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def adapters(weights_root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    base = Weights(weights_root).path(CHAT_BASE)
+    root = tmp_path_factory.mktemp("adapters")
+    return [write_random_adapter(root / str(i), base, seed=i) for i in range(ADAPTERS)]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def child(
+    request: pytest.FixtureRequest, weights_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineChild]:
+    work_dir = tmp_path_factory.mktemp("engine")
+    with engine_child(request.param, CHAT_BASE, weights_root, work_dir) as child:
+        yield child
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def embedder(
+    request: pytest.FixtureRequest, weights_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineChild]:
+    work_dir = tmp_path_factory.mktemp("engine")
+    with engine_child(request.param, EMBEDDING_BASE, weights_root, work_dir) as child:
+        yield child
+
+
+def test_an_answer_comes_with_its_tokens_counted(child: EngineChild) -> None:
+    answer = child.chat(QUESTION, max_tokens=30)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["text"]
+    assert answer["choices"][0]["logprobs"] is None
+    assert answer["input_tokens"] > len(QUESTION.split())
+    assert 0 < answer["output_tokens"] <= 30
+
+
+def test_max_tokens_ends_an_answer_with_length(child: EngineChild) -> None:
+    answer = child.chat("Count from one to one hundred, please.", max_tokens=3)
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_stop_text_ends_an_answer_and_is_left_out(child: EngineChild) -> None:
+    whole = child.chat(QUESTION, max_tokens=30)["choices"][0]["text"]
+    stop = whole.split(" ")[-1]
+    cut = child.chat(QUESTION, max_tokens=30, stop=[stop])["choices"][0]
+    assert cut["text"] == whole.partition(stop)[0]
+    assert cut["finish_reason"] == "stop"
+
+
+def test_n_answers_are_all_counted(child: EngineChild) -> None:
+    one = child.chat(QUESTION, max_tokens=5)
+    three = child.chat(QUESTION, max_tokens=5, n=3)
+    assert len(three["choices"]) == 3
+    assert three["input_tokens"] == one["input_tokens"]
+    assert three["output_tokens"] >= 3 * one["output_tokens"]
+
+
+def test_logprobs_name_each_token(child: EngineChild) -> None:
+    answer = child.chat(QUESTION, max_tokens=4, logprobs=True)
+    entries = answer["choices"][0]["logprobs"]
+    assert len(entries) == 4
+    assert all(entry["logprob"] <= 0 for entry in entries)
+    assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", "hot"), ("tools", []), ("n", 0), ("top_kk", 5), ("stop", [""])],
+)
+def test_a_field_that_cannot_be_honoured_is_refused_by_name(
+    child: EngineChild, field: str, value: object
+) -> None:
+    refusal = child.chat(QUESTION, **{field: value})
+    assert (refusal["type"], refusal["status"], refusal["param"]) == ("refused", 400, field)
+
+
+def test_a_prompt_longer_than_the_window_is_refused(child: EngineChild) -> None:
+    refused, answered = child.answer(
+        (None, chat("word " * 9_000)), (None, chat(QUESTION, max_tokens=2))
+    )
+    assert refused["code"] == "context_length_exceeded"
+    assert answered["type"] == "generated"
+
+
+def test_base_and_adapter_lines_mix_without_touching_each_other(
+    child: EngineChild, adapters: list[Path]
+) -> None:
+    wanted = chat(QUESTION, max_tokens=1, logprobs=True)
+    alone = child.answer((None, wanted))[0]
+    for index, directory in enumerate(adapters):
+        assert child.add_adapter(f"ft:{index}", directory)["type"] == "adapter_ready"
+    tuned_alone = child.answer(("ft:0", wanted))[0]
+    names = [None, *(f"ft:{index}" for index in range(len(adapters)))]
+    mixed = child.answer(*((name, wanted) for name in names))
+    assert _same(mixed[0], alone)
+    assert _same(mixed[1], tuned_alone)
+    assert not any(_same(each, alone) for each in mixed[1:])
+
+
+@pytest.mark.parametrize("fault", ["missing", "truncated"])
+def test_an_adapter_that_cannot_load_is_refused_and_the_engine_lives(
+    child: EngineChild, adapters: list[Path], tmp_path: Path, fault: str
+) -> None:
+    if fault == "truncated":
+        for file in adapters[0].iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes()[:400])
+        (tmp_path / "adapter_config.json").write_bytes(
+            (adapters[0] / "adapter_config.json").read_bytes()
+        )
+    refusal = child.add_adapter(f"ft:{fault}", tmp_path)
+    assert (refusal["type"], refusal["code"]) == ("adapter_failed", "adapter_unusable")
+    assert child.chat(QUESTION, max_tokens=2)["type"] == "generated"
+
+
+def test_an_abort_drops_what_is_not_finished(child: EngineChild) -> None:
+    line = {"op": "line", "endpoint": "/v1/chat/completions", "adapter": None}
+    slow = {"model": "m", **chat("Tell a long story. echo-delay-ms=200", max_tokens=2_000)}
+    for index in range(8):
+        child.send({**line, "id": f"dropped-{index}", "body": slow})
+    child.send({"op": "abort", "token": "t"})
+    while (message := child.receive())["type"] != "aborted":
+        assert message["id"].startswith("dropped-")
+    assert child.chat(QUESTION, max_tokens=2)["type"] == "generated"
+
+
+def test_embeddings_have_length_one_and_keep_their_order(embedder: EngineChild) -> None:
+    both = embedder.answer((None, {"input": ["one text", "another one"]}))[0]
+    first = embedder.answer((None, {"input": "one text"}))[0]
+    assert [length(vector) for vector in both["vectors"]] == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert both["input_tokens"] > first["input_tokens"]
+    assert len(first["vectors"]) == 1
+    refused = embedder.answer((None, {"input": []}))[0]
+    assert refused["param"] == "input"
+
+
+def _same(one: dict, other: dict) -> bool:
+    """The same first token, as likely within bf16's rounding of another batch size."""
+    [mine], [theirs] = one["choices"][0]["logprobs"], other["choices"][0]["logprobs"]
+    return mine["token"] == theirs["token"] and abs(mine["logprob"] - theirs["logprob"]) < 0.05
