@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +32,8 @@ from adapters.settings import Settings
 from domain.account import Account, AccountLimits
 from domain.aggregate import Aggregate
 from domain.aggregates import AGGREGATES
+from domain.messages import Heartbeat
+from projections import runners
 
 BASE = "smollm2-135m-instruct"
 BATCH_ENDED = ("failed", "completed", "expired", "cancelled")
@@ -56,10 +58,6 @@ QUICK: Mapping[str, str] = {
 _EVENTS = """
     SELECT notification_id, originator_id, originator_version, topic, state FROM gridline_events
     WHERE %(stream)s::text IS NULL OR originator_id = %(stream)s::text ORDER BY notification_id
-"""
-_REPORTS_TAKEN_IN = """
-    SELECT coalesce(sum(notification_id + 1), 0) AS handled FROM gridline_tracking
-    WHERE application_name LIKE '%%/progress/%%'
 """
 
 PASSING_TROUBLE = (openai.APIConnectionError, openai.InternalServerError, psycopg.OperationalError)
@@ -121,7 +119,8 @@ class Instance:
             self.process.kill()
             self.process.wait()
         for process in self.processes():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         until(lambda: not self.processes(), "all is ended", seconds=ENDED_SECONDS_MAX)
 
     def processes(self) -> list[psutil.Process]:
@@ -194,12 +193,11 @@ class Instance:
         assert folded is not None
         return folded
 
-    def reports_taken_in(self) -> int:
-        """How many reports of runners the worker has handled, in this life of the broker."""
+    def heartbeat(self, runner_id: str) -> Heartbeat | None:
+        """The newest one that the worker knows of this runner."""
         with connect(self._database_url, name="test") as connection:
-            row = connection.execute(_REPORTS_TAKEN_IN).fetchone()
-        assert row is not None
-        return int(row["handled"])
+            known = {each.runner_id: each.heartbeat for each in runners.list_all(connection)}
+        return known.get(runner_id)
 
     def audit_differences(self) -> Sequence[audit.Difference]:
         """What `gridlined audit verify` finds."""
