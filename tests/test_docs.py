@@ -1,6 +1,6 @@
-"""The reference pages are complete: a setting, route, code or limit that its page does not name fails
-here, and so does a name on a page that the product no longer has. The page of events is held to the
-code in `integration/test_projections.py`."""
+"""The reference pages are complete: a setting, route, code or limit that its page does not name
+fails here, and so does a name on a page that the product no longer has. The page of events is held
+to the code in `integration/test_projections.py`."""
 
 from __future__ import annotations
 
