@@ -67,10 +67,6 @@ class Settings:
     """At most one progress event a job in this time."""
     batch_chunk_requests: int = 200
     """Request lines in a chunk."""
-    train_time_limit_seconds: int = 7200
-    """The fine-tuning page's two hours."""
-    waiting_limit_seconds: int = 86_400
-    """How long accepted work may wait for capacity or credit."""
     clock_file: str = ""
     """A file whose text (ISO 8601) stands in for the clock, in tests of several processes."""
     prices_file: str = ""

@@ -16,9 +16,7 @@ from pydantic import Field
 
 from domain.aggregate import Aggregate, Envelope, StoredModel, event
 from domain.errors import LimitExceeded
-
-MODELS_MAX = 100
-"""Fine-tuning page, "Limits": at most 100 models per account, reserved slots included."""
+from domain.limits import MODELS_PER_ACCOUNT_MAX
 
 
 class AccountLimits(StoredModel):
@@ -80,7 +78,7 @@ class Account(Aggregate, topic="gridline.account"):
         self._must_have_room(
             "fine_tuned_models",
             in_use=self.models + len(self.open_fine_tunes),
-            maximum=MODELS_MAX,
+            maximum=MODELS_PER_ACCOUNT_MAX,
             fix="Delete a model, or wait for a job to end.",
         )
         self._fine_tune_slot_taken(job_id=job_id, envelope=envelope)
@@ -218,8 +216,6 @@ class Account(Aggregate, topic="gridline.account"):
         self.charged_nano_usd += charge_nano_usd
 
     @event("CreditReleased", topic="gridline.account.credit_released")
-    def _credit_released(
-        self, *, work_id: str, returned_nano_usd: int, envelope: Envelope
-    ) -> None:
+    def _credit_released(self, *, work_id: str, returned_nano_usd: int, envelope: Envelope) -> None:
         del self.holds_nano_usd[work_id]
         self.available_nano_usd += returned_nano_usd
