@@ -19,9 +19,10 @@ ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 STAMP := $(VENV)/.gridline-installed
+SDKS := $(patsubst %,tests/sdk/%/node_modules/.package-lock.json,node6 node7)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run engines demo check test bench
+.PHONY: help install run engines sdks demo check test bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +49,12 @@ run: $(STAMP) ## start everything on this machine: URL and key are printed, Ctrl
 engines: $(STAMP) ## build the environment that has vLLM; without it, transformers serves
 	@$(BIN)/python gpu_runners/install_engines.py $(ENGINES) --python $(PYTHON) \
 		$(if $(GPU),--gpu) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
+sdks: $(SDKS) ## install OpenAI's Node packages for the tests; npm and Node 20 or newer are needed
+
+tests/sdk/%/node_modules/.package-lock.json: tests/sdk/%/package.json tests/sdk/%/package-lock.json
+	@echo "Installing $(<D)'s packages …"
+	@cd $(<D) && npm ci --no-audit --no-fund --loglevel=error
 
 demo: $(STAMP) ## the whole loop on the embedded model, with receipts
 	@$(BIN)/python docs/demo/demo.py
