@@ -32,6 +32,8 @@ TRAINING_CHILD = "integration/test_training_child.py::test_"
 WORKER_BATCHES = "integration/test_worker_batches.py::test_"
 WORKER_TRAININGS = "integration/test_worker_trainings.py::test_"
 LEDGER_MACHINE = "property/test_ledger_machine.py::test_"
+SDK_NODE = "sdk/test_node.py::test_"
+SDK_PYTHON = "sdk/test_python.py::test_"
 BATCH_FILE = "unit/domain/test_batch_file.py::test_"
 CATALOG = "unit/domain/test_catalog.py::test_"
 CREATE_BODIES = "unit/domain/test_create_bodies.py::test_"
@@ -45,7 +47,8 @@ WEIGHTS = "unit/gpu_runners/test_weights.py::test_"
 
 REQUIREMENTS = (
     Requirement("M-001", "The page states OpenAI's dates: no new fine-tuning jobs from 6 January 2027; fine-tunes of gpt-5 or o3 end with those models on 11 December 2026.", later="public pages"),
-    Requirement("M-002", "Moving needs two settings only: the SDK's base URL and its API key (a Gridline token).", later="client suite"),
+    Requirement("M-002", "Moving needs two settings only: the SDK's base URL and its API key (a Gridline token).",
+                held_by=(SDK_PYTHON + "a_model_is_trained_served_downloaded_explained_and_deleted", SDK_NODE + "the_whole_loop_passes_unchanged",)),
     Requirement("M-003", "The same files OpenAI took are accepted: chat-format training files with purpose=fine-tune, batch input with purpose=batch.",
                 held_by=(FILES + "the_sdk_uploads_lists_downloads_and_deletes_a_file",)),
     Requirement("M-004", "A Gridline base model name goes where a GPT model stood.",
@@ -54,9 +57,12 @@ REQUIREMENTS = (
                 held_by=(FINE_TUNING + "a_succeeded_job_has_a_model_a_checkpoint_and_an_adapter",)),
     Requirement("M-006", "Every field or feature not offered is refused by name; nothing is silently ignored.",
                 held_by=(FILES + "a_refused_upload_names_its_fault_and_leaves_no_object", FINE_TUNING + "a_refused_create_names_its_field_and_makes_no_job", BATCHES + "a_refused_create_names_its_field", BATCH_FILE + "a_refused_field_is_refused_whatever_its_value",)),
-    Requirement("M-007", "Official Python openai package: OpenAI(base_url=…/openai/v1, api_key=GRIDLINE_TOKEN) suffices.", later="client suite"),
-    Requirement("M-008", "Official Node openai package: new OpenAI({baseURL, apiKey}) suffices; in TypeScript Gridline's extra fields need a cast.", later="client suite"),
-    Requirement("M-009", "OPENAI_BASE_URL and OPENAI_API_KEY in the environment suffice for clients built without arguments.", later="client suite"),
+    Requirement("M-007", "Official Python openai package: OpenAI(base_url=…/openai/v1, api_key=GRIDLINE_TOKEN) suffices.",
+                held_by=(SDK_PYTHON + "a_model_is_trained_served_downloaded_explained_and_deleted",)),
+    Requirement("M-008", "Official Node openai package: new OpenAI({baseURL, apiKey}) suffices; in TypeScript Gridline's extra fields need a cast.",
+                held_by=(SDK_NODE + "the_whole_loop_passes_unchanged",)),
+    Requirement("M-009", "OPENAI_BASE_URL and OPENAI_API_KEY in the environment suffice for clients built without arguments.",
+                held_by=(SDK_PYTHON + "a_model_is_trained_served_downloaded_explained_and_deleted", SDK_NODE + "the_whole_loop_passes_unchanged",)),
     Requirement("M-010", "A request without /openai/v1 (for example /v1/models on the API host) answers 404.",
                 held_by=(ERRORS + "an_unknown_path_is_404_in_openais_shape",)),
     Requirement("M-011", "The models list is GET /openai/v1/models.",
