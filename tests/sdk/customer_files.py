@@ -32,10 +32,12 @@ def _row(question: str) -> str:
 
 
 def request_lines(*models: str, delay_ms: int = 0, questions: int = QUESTIONS) -> bytes:
-    """Chat requests that take turns on the models; `delay_ms` is how long echo takes for each."""
+    """Each question to each model in turn; `delay_ms` is how long echo takes for an answer."""
     mark = f" echo-delay-ms={delay_ms}" if delay_ms else ""
     return b"".join(
-        _request(f"q{number}", models[number % len(models)], f"Ticket {number} é{mark}")
+        _request(
+            f"q{number}", models[number % len(models)], f"Ticket {number // len(models)} é{mark}"
+        )
         for number in range(questions)
     )
 

@@ -41,7 +41,7 @@ function requestLines(models, { delayMs = 0, questions = QUESTIONS } = {}) {
     url: "/v1/chat/completions",
     body: {
       model: models[number % models.length],
-      messages: [{ role: "user", content: `Ticket ${number} é${mark}` }],
+      messages: [{ role: "user", content: `Ticket ${Math.floor(number / models.length)} é${mark}` }],
       max_completion_tokens: 16,
       temperature: 0,
     },
