@@ -54,7 +54,6 @@ class Dispatcher:
 
     async def reconcile(self, assigned: Sequence[AssignedWork]) -> None:
         """One round. `assigned` are the attempts that the log holds as current."""
-        self._fleet.look()
         current = {work.attempt for work in assigned}
         named = self._fleet.named()
         self._forget_all_but(current | set(named))

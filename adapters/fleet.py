@@ -56,17 +56,18 @@ class Fleet:
         """Heartbeats may have been missed until now: every lease starts again."""
         self._listening_since = self._now()
 
-    def look(self) -> None:
+    def look(self) -> list[str]:
         """Called at each round: a long pause since the last means that we were frozen. Forgets
-        runners that are long gone."""
+        runners that are long gone, and returns them."""
         now = self._now()
         if now - self._looked_at > self._lease_seconds / 2:
             self._listening_since = now
         self._looked_at = now
         oldest = now - FORGET_LEASES * self._lease_seconds
-        for runner_id, seen in list(self._seen.items()):
-            if seen.at_seconds < oldest:
-                del self._seen[runner_id]
+        gone = [runner_id for runner_id, seen in self._seen.items() if seen.at_seconds < oldest]
+        for runner_id in gone:
+            del self._seen[runner_id]
+        return gone
 
     def has_left(self, runner_id: str) -> bool:
         """Whether it said itself that it stops."""

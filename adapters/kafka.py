@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -26,6 +27,8 @@ from aiokafka.partitioner import DefaultPartitioner
 from adapters.settings import Settings
 from domain.messages import PROGRESS_TOPIC, RUNNERS_TOPIC, WORK_TOPIC
 from domain.ports import Consumer, Producer, Record
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -81,12 +84,12 @@ async def answers(bootstrap: str) -> bool:
     writer.close()
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=2_000)
     try:
-        await admin.start()
-        await admin.describe_cluster()
+        await _undivided(admin.start())
+        await _undivided(admin.describe_cluster())
     except (KafkaError, OSError):
         return False
     finally:
-        await admin.close()
+        await _undivided(admin.close())
     return True
 
 
@@ -148,7 +151,7 @@ async def group_consumer(
         client.assign(every)
         await positioning.on_partitions_assigned(every)
     except BaseException:
-        await client.stop()
+        await _undivided(client.stop())
         raise
     return consumer
 
@@ -164,7 +167,7 @@ class KafkaProducer:
         await self._client.send_and_wait(self._prefix + topic, value, key=key.encode())
 
     async def stop(self) -> None:
-        await self._client.stop()
+        await _undivided(self._client.stop())
 
 
 class KafkaConsumer:
@@ -215,7 +218,7 @@ class KafkaConsumer:
         return records
 
     async def stop(self) -> None:
-        await self.client.stop()
+        await _undivided(self.client.stop())
 
     def bare(self, topic: str) -> str:
         """The topic's name without the deployment's prefix."""
@@ -250,7 +253,8 @@ class _Positioning(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
         try:
-            ends = await self._consumer.client.end_offsets(list(assigned)) if assigned else {}
+            client = self._consumer.client
+            ends = await _undivided(client.end_offsets(list(assigned))) if assigned else {}
             for partition in assigned:
                 await self._seek(partition, end=ends[partition])
         except Exception as error:  # noqa: BLE001
@@ -283,10 +287,10 @@ async def _consumer_at_the_end(
     try:
         chosen = [TopicPartition(settings.topic_prefix + topic, number) for number in partitions]
         client.assign(chosen)
-        for partition, end in (await client.end_offsets(chosen)).items():
+        for partition, end in (await _undivided(client.end_offsets(chosen))).items():
             client.seek(partition, end)
     except BaseException:
-        await client.stop()
+        await _undivided(client.stop())
         raise
     consumer = KafkaConsumer(
         client, topic_prefix=settings.topic_prefix, cluster_id=cluster_id, commits=False
@@ -311,9 +315,20 @@ def _consumer_client(settings: Settings, *, group: str | None) -> AIOKafkaConsum
 
 async def _start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
     try:
-        await client.start()
+        await _undivided(client.start())
     except BaseException:
-        await client.stop()
+        await _undivided(client.stop())
+        raise
+
+
+async def _undivided(work: Coroutine[Any, Any, T]) -> T:
+    """Lets aiokafka finish what opens or closes even if we are cancelled meanwhile: it leaves a
+    connection open that was cancelled while it opened, and its closing swallows a cancellation."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
         raise
 
 
@@ -323,10 +338,10 @@ async def current_cluster_id(settings: Settings) -> str:
         return settings.kafka_cluster_id
     admin = AIOKafkaAdminClient(bootstrap_servers=settings.kafka_bootstrap)
     try:
-        await admin.start()
-        described = await admin.describe_cluster()
+        await _undivided(admin.start())
+        described = await _undivided(admin.describe_cluster())
     finally:
-        await admin.close()
+        await _undivided(admin.close())
     return str(described["cluster_id"])
 
 
@@ -335,13 +350,13 @@ async def _create_and_check(settings: Settings, wanted: Sequence[str]) -> None:
         bootstrap_servers=settings.kafka_bootstrap, request_timeout_ms=REQUEST_MILLISECONDS_MAX
     )
     try:
-        await admin.start()
+        await _undivided(admin.start())
         await _create_topics(admin, settings, wanted)
         found = {
             topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics()
         }
     finally:
-        await admin.close()
+        await _undivided(admin.close())
     for topic in wanted:
         if topic not in found:
             # Apache Kafka tells of a new topic a moment after it has made it.

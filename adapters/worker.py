@@ -189,7 +189,10 @@ class ActiveWorker:
             return
         self._fleet.hear(beat)
         self.wake()
-        await self._plane.queue.save_heartbeat(beat, at=self._plane.clock.now())
+        if beat.stopping:
+            await self._plane.queue.forget_runner(beat.runner_id)
+        else:
+            await self._plane.queue.save_heartbeat(beat, at=self._plane.clock.now())
 
     async def _keep_work_running(self) -> None:
         producer = await kafka.producer(self._settings)
@@ -202,6 +205,8 @@ class ActiveWorker:
             )
 
             async def work_round() -> None:
+                for runner_id in self._fleet.look():
+                    await self._plane.queue.forget_runner(runner_id)
                 assigned = await self._plane.queue.assigned()
                 new = await self._scheduler.assign_free(assigned)
                 known = {work.attempt for work in assigned}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from adapters.settings import Settings
+from adapters.watchdogs import UNKNOWN_OBJECT_SECONDS, Watchdogs
 from domain.batch import CHUNK_FAILURES_MAX
 from domain.ids import derived_file_id
 from domain.messages import PROGRESS_TOPIC, Cancel, ChunkProgress, Revoke
@@ -34,6 +35,12 @@ async def ids_of(rig: Rig, batch_id: str) -> tuple[list[str], list[str]]:
     output = await rig.result_lines(batch_id, "output")
     errors = await rig.result_lines(batch_id, "error")
     return [line["custom_id"] for line in output], [line["custom_id"] for line in errors]
+
+
+async def keys_of(rig: Rig) -> set[str]:
+    """The keys of all objects of batches and files."""
+    objects = rig.plane.objects
+    return {key for prefix in ("chunks/", "files/") async for key in objects.list_keys(prefix)}
 
 
 async def test_a_batch_runs_chunk_by_chunk_and_is_charged_once(rig: Rig) -> None:
@@ -83,6 +90,11 @@ async def test_a_runner_that_leaves_gives_its_work_back_at_once(
             await leaving.next_assign()
             leaving.silent = True
             await leaving.beat(stopping=True)
+
+            async def forgotten() -> bool:
+                return not await rig.rows("SELECT runner_id FROM runners")
+
+            await eventually(forgotten)
             async with scripted_runner(rig, "runner_b") as other:
                 await other.finish(await other.next_assign())
                 await rig.batch_when(batch_id, "completed")
@@ -310,3 +322,54 @@ async def test_files_past_their_time_are_forgotten_with_their_bytes(rig: Rig) ->
     await eventually(gone)
     deleted = await rig.rows("SELECT id FROM files WHERE deleted_at IS NOT NULL")
     assert derived_file_id(batch_id, "output") in [row["id"] for row in deleted]
+
+
+async def test_of_much_progress_few_events_are_made_and_no_result_is_dropped(
+    database: Database, broker_settings: Settings, tmp_path: Path
+) -> None:
+    async with (
+        running_worker(database, broker_settings, tmp_path, progress_event_seconds=600.0) as rig,
+        scripted_runner(rig, "runner_a") as runner,
+    ):
+        batch_id = await rig.create_batch(chat_lines(8))
+        for _ in range(2):
+            assigned = await runner.next_assign()
+            for done in range(1, 4):
+                progress = ChunkProgress(completed=done, failed=0)
+                await runner.send_report(runner.report(assigned.attempt, progress, seq=done))
+            await runner.finish(assigned)
+        await rig.batch_when(batch_id, "completed")
+        events = await rig.events(batch_id)
+        assert events.count("gridline.batch.progressed") <= 1
+        assert events.count("gridline.batch.chunk_finished") == 2
+
+
+async def test_the_sweep_removes_what_nothing_refers_to_and_no_more(rig: Rig) -> None:
+    batch_id = await rig.create_batch(chat_lines(1))
+    async with scripted_runner(rig, "runner_a") as runner:
+        await runner.finish(await runner.next_assign())
+        await rig.batch_when(batch_id, "completed")
+        open_batch = await rig.create_batch(chat_lines(1))
+        await runner.next_assign()
+
+        async def content() -> AsyncIterator[bytes]:
+            yield b"left behind"
+
+        for key in (f"chunks/{batch_id}/0/9/output.jsonl", f"chunks/{open_batch}/0/9/output.jsonl"):
+            await rig.plane.objects.put(key, content())
+        await rig.plane.objects.put("files/file-unknown", content())
+        seconds = 0.0
+        watchdogs = Watchdogs(
+            writer=rig.plane.writer,
+            queue=rig.plane.queue,
+            objects=rig.plane.objects,
+            clock=rig.plane.clock,
+            steady_seconds=lambda: seconds,
+        )
+        before = await keys_of(rig)
+        await watchdogs.sweep()
+        once = await keys_of(rig)
+        assert before - once == {f"chunks/{batch_id}/0/9/output.jsonl"}
+        seconds = UNKNOWN_OBJECT_SECONDS + 1
+        await watchdogs.sweep()
+        assert once - await keys_of(rig) == {"files/file-unknown"}
