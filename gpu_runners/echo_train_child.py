@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import queue
 import re
 import time
@@ -30,6 +31,8 @@ def main() -> None:
     operations = read_operations()
     order = operations.get()
     _train(order, operations, out)
+    # The thread that reads standard input still waits there: an ordinary end would abort.
+    os._exit(0)
 
 
 def _train(
