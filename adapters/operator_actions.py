@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -35,8 +35,10 @@ from domain.commands.accounts import (
     register_key,
     revoke_key,
 )
+from domain.commands.work import LoseAttempt, lose_attempt
 from domain.key_spend import SpendLimits
 from domain.limits import OPEN_FINE_TUNES
+from domain.messages import Attempt
 from domain.money import nano_usd
 from domain.prices import PriceList
 from domain.unit_of_work import C, CommandContext, CommandWriter, Handler, R
@@ -133,6 +135,11 @@ class Operator:
             total_nano_usd=None if total_usd is None else nano_usd(total_usd),
         )
         self._run(limit_key, LimitKey(key_id=key_id, limits=limits))
+
+    def give_up(self, attempts: Iterable[Attempt]) -> None:
+        """These lost their runners; attempts that are not current any more change nothing."""
+        for attempt in attempts:
+            self._run(lose_attempt, LoseAttempt(attempt=attempt))
 
     def publish_prices(self, prices_file: str) -> None:
         """Publishes a price file, or with "" the list that ships with the product; the same list

@@ -31,7 +31,7 @@ from domain.account import AccountLimits
 from domain.errors import GridlineError
 from domain.limits import OPEN_BATCHES_NEW_ACCOUNT, OPEN_FINE_TUNES_NEW_ACCOUNT
 from domain.money import usd_text
-from projections import keys, runners
+from projections import keys, runners, work
 from projections.registry import FOLLOWING, INLINE
 from projections.runner import ProjectionRunner
 
@@ -76,9 +76,11 @@ def _up(options: Namespace, settings: Settings) -> None:
             connect(mine.database_url, name="gridlined") as connection,
         ):
             operator.publish_prices(mine.prices_file)
-            # Whoever was heard of here died with the last supervisor; ready means a living one.
+            # Whoever was heard of here died with the last supervisor: ready means a living runner,
+            # and no work waits for the lease of a dead one to end.
             for runner in runners.list_all(connection):
                 runners.delete(connection, runner.runner_id)
+            operator.give_up([assigned.attempt for assigned in work.assigned(connection)])
             return operator.open_first_account(connection, key_file)
 
     Supervisor(

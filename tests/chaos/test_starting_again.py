@@ -1,4 +1,5 @@
-"""Ctrl-C in the middle of work: an orderly end, and a start that goes on with it."""
+"""`gridlined up` ended in the middle of work, by Ctrl-C or a kill, and the start that goes on with
+it at once."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import signal
 
 import psutil
+import pytest
 
 from tests.chaos.instance import (
     BATCH_ENDED,
@@ -20,22 +22,38 @@ from tests.chaos.instance import (
 STOPPED_SECONDS_MAX = 20.0
 
 
-def test_an_interrupt_ends_everything_in_order_and_the_next_start_goes_on(
-    instance: Instance,
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [(signal.SIGINT, 0), (signal.SIGKILL, -signal.SIGKILL)],
+    ids=["interrupt", "kill"],
+)
+def test_whatever_ends_it_nothing_is_left_and_the_next_start_goes_on(
+    instance: Instance, how: signal.Signals, status: int
 ) -> None:
     instance.ensure_running()
     account = instance.open_account()
+
+    def is_halfway() -> bool:
+        return len(of_attempts("AttemptAssigned")) > len(of_attempts("ChunkFinished")) >= 1
+
+    def of_attempts(*names: str) -> list[tuple[int, int]]:
+        """The chunks and numbers of the attempts that such events are about."""
+        return [(event.chunk, event.attempt) for _, event in instance.named(batch_id, *names)]
+
     with instance.client(account) as client:
         batch_id = create_batch(client, chat_lines(40, text="hello echo-delay-ms=60"))
-        until(lambda: instance.named(batch_id, "ChunkFinished"), "a chunk is finished")
+        until(is_halfway, "a chunk is finished and another runs")
     running = instance.processes()
+    given = of_attempts("AttemptAssigned")
     assert instance.process is not None
-    instance.process.send_signal(signal.SIGINT)
-    assert instance.process.wait(timeout=STOPPED_SECONDS_MAX) == 0
+    instance.process.send_signal(how)
+    assert instance.process.wait(timeout=STOPPED_SECONDS_MAX) == status
     assert psutil.wait_procs(running, timeout=ENDED_SECONDS_MAX)[1] == []
     assert instance.processes() == []
 
     assert instance.start() < RECOVERED_SECONDS_MAX
+    # Nothing waits until the leases of runners end that died with the supervisor.
+    assert set(given) <= set(of_attempts("ChunkFinished", "AttemptLost"))
     with instance.client(account) as client:
         until(lambda: client.batches.retrieve(batch_id).status in BATCH_ENDED, "the batch ends")
         batch = client.batches.retrieve(batch_id)
