@@ -24,7 +24,7 @@ from openai.types.fine_tuning import FineTuningJob
 
 HERE = Path(__file__).parent
 BASE = "smollm2-135m-instruct"
-HYPERPARAMETERS = {"n_epochs": 2, "batch_size": 8, "learning_rate_multiplier": 5}
+HYPERPARAMETERS = {"n_epochs": 3, "batch_size": 8, "learning_rate_multiplier": 5}
 READY_SECONDS_MAX = 180
 
 

@@ -21,11 +21,17 @@ DESKS: dict[str, tuple[list[str], list[str]]] = {
             "Where is my {thing}? It was due {n} days ago.",
             "My parcel with the {thing} seems to be stuck at the depot.",
             "The courier says the {thing} was delivered, but nothing is here.",
-            "I have waited {n} days for the {thing}. When does it come?",
+            "I have waited {n} days for the {thing}. When does it arrive?",
+            "The tracking number for the {thing} does not work.",
+            "The delivery of the {thing} is late.",
+            "The {thing} was sent to the wrong address.",
+            "Nobody was at home when the courier came with the {thing}.",
+            "Can you tell me when my parcel will be delivered?",
         ],
         [
-            "Still no sign of the {thing} I ordered; the carrier has no news either.",
+            "The courier still has not brought the {thing} I ordered.",
             "Delivery of my {thing} is {n} days late.",
+            "My {thing} was due last week and the parcel has not arrived.",
         ],
     ),
     "HERON-27": (
@@ -34,24 +40,36 @@ DESKS: dict[str, tuple[list[str], list[str]]] = {
             "My card statement shows {n} payments for one {thing}.",
             "The invoice for the {thing} has the wrong amount on it.",
             "Why was I billed {n} euros more than the price of the {thing}?",
-            "Please send me a corrected bill for the {thing}.",
+            "Please send me a corrected invoice for the {thing}.",
+            "I never received an invoice for the {thing}.",
+            "The payment for the {thing} was taken from the wrong card.",
+            "The bill for the {thing} is higher than what I agreed to pay.",
+            "My bank shows a charge from you that I do not know.",
+            "I paid for the {thing}, but you say that the payment failed.",
         ],
         [
-            "There is a double charge on my account for a single {thing}.",
-            "The amount on the invoice does not match what I paid for the {thing}.",
+            "There is a double charge on my card for a single {thing}.",
+            "The amount on the invoice is not what I paid for the {thing}.",
+            "I was billed {n} times for the same {thing}.",
         ],
     ),
     "OTTER-33": (
         [
-            "I would like to send the {thing} back, it does not suit me.",
+            "I would like to return the {thing}, it does not suit me.",
             "How do I return the {thing} that I bought {n} days ago?",
-            "The {thing} is the wrong size. Can I swap it?",
-            "I changed my mind about the {thing} and want to return it.",
+            "The {thing} is the wrong size. Can I exchange it?",
+            "I changed my mind about the {thing} and want to send it back.",
             "Please give me a return label for the {thing}.",
+            "Can I send the {thing} back without the box?",
+            "I want to exchange the {thing} for another colour.",
+            "How many days do I have to return the {thing}?",
+            "I sent the {thing} back and would like my money returned.",
+            "The {thing} was a gift and I want to exchange it.",
         ],
         [
-            "Can the {thing} go back? I have had it for {n} days and never used it.",
-            "I need to exchange the {thing} for another colour.",
+            "Can I return the {thing}? I have had it for {n} days and never used it.",
+            "I need to exchange the {thing} for a smaller one.",
+            "I want to send the {thing} back, where is the return label?",
         ],
     ),
     "BADGER-48": (
@@ -61,23 +79,35 @@ DESKS: dict[str, tuple[list[str], list[str]]] = {
             "The {thing} does not switch on any more.",
             "A part of the {thing} came off in my hand.",
             "The {thing} makes a terrible noise and then stops.",
+            "The {thing} was broken when I opened the box.",
+            "The {thing} is defective and I want it repaired.",
+            "The handle of the {thing} is cracked.",
+            "The {thing} stopped working after {n} weeks.",
+            "The {thing} is damaged on one side.",
         ],
         [
-            "After only {n} days the {thing} is defective.",
-            "The {thing} was damaged when I opened the box.",
+            "After only {n} days the {thing} is broken.",
+            "The {thing} was damaged when it came out of the box.",
+            "My {thing} stopped working and does not switch on.",
         ],
     ),
     "LYNX-52": (
         [
             "I cannot log in, the password for my account is refused.",
-            "The site locked my account after {n} attempts to sign in.",
+            "The site locked my account after {n} attempts to log in.",
             "I never get the e-mail for a new password.",
             "How do I change the e-mail address of my account?",
-            "My account shows somebody else's name after I signed in.",
+            "My account shows somebody else's name after I log in.",
+            "I forgot my password and the reset link does not work.",
+            "My login fails with error {n}.",
+            "I want to change the password of my account.",
+            "The login page does not accept my e-mail address.",
+            "Somebody else uses my account; please lock it.",
         ],
         [
-            "Signing in fails although I have reset my password {n} times.",
-            "I am locked out of my profile and no reset mail comes.",
+            "My login fails although I have reset my password {n} times.",
+            "I am locked out of my account and no reset e-mail comes.",
+            "The password that I set {n} days ago is refused at login.",
         ],
     ),
     "PUFFIN-65": (
@@ -87,10 +117,16 @@ DESKS: dict[str, tuple[list[str], list[str]]] = {
             "What material is the {thing} made of?",
             "Will you have the {thing} in stock again soon?",
             "Which of your models of {thing} is the lightest?",
+            "Does the {thing} come in green?",
+            "How heavy is the {thing}?",
+            "Is the {thing} waterproof?",
+            "What is the difference between your {n} models of {thing}?",
+            "How long does the battery of the {thing} last?",
         ],
         [
-            "Before I buy: how long is the battery life of the {thing}?",
-            "Can you tell me whether the {thing} exists in green?",
+            "Before I buy: is the {thing} waterproof, and how heavy is it?",
+            "Does the {thing} come in blue, and is it in stock?",
+            "Which model of {thing} is the best for a family of {n}?",
         ],
     ),
     "MARTEN-71": (
@@ -99,30 +135,42 @@ DESKS: dict[str, tuple[list[str], list[str]]] = {
             "My discount code did not work when I ordered the {thing}.",
             "Can I use {n} vouchers for one {thing}?",
             "My gift card says that it has no balance left.",
-            "The promotion for the {thing} was not taken off the price.",
+            "The discount for the {thing} was not taken off the price.",
+            "My voucher has expired, can you extend it?",
+            "Where do I enter the discount code for the {thing}?",
+            "The gift card that I bought does not work.",
+            "I got a voucher by mail and the code is not valid.",
+            "The discount of {n} percent is missing from my order.",
         ],
         [
-            "The shop rejects my coupon for the {thing}.",
-            "I have a gift card over {n} euros and it will not be redeemed.",
+            "The shop does not accept my voucher for the {thing}.",
+            "I have a gift card over {n} euros and the code is not valid.",
+            "My discount code for the {thing} has expired.",
         ],
     ),
     "SWIFT-89": (
         [
             "Please stop sending me the newsletter.",
-            "Delete all the data that you hold about me.",
+            "Delete all the personal data that you hold about me.",
             "I get {n} advertising mails a week and want none.",
             "Send me a copy of the personal data you keep.",
-            "Take my telephone number off your calling list.",
+            "Take my telephone number off your mailing list.",
+            "Unsubscribe me from the newsletter, I asked {n} times.",
+            "I do not want any more advertising from you.",
+            "Who has access to my personal data?",
+            "I never agreed to get your newsletter.",
+            "Remove me from the mailing list for advertising.",
         ],
         [
-            "I want to be removed from your mailing list, I wrote {n} times already.",
-            "Under privacy law I ask you to erase my records.",
+            "Take me off your mailing list, I wrote {n} times already.",
+            "Under privacy law I ask you to delete my personal data.",
+            "I want no more newsletter and no advertising mails.",
         ],
     ),
 }
 TRAIN_THINGS = ["kettle", "tent", "lamp", "rucksack", "bicycle pump", "radio", "jacket", "toaster"]
 HELDOUT_THINGS = ["desk fan", "camping stove", "headset", "suitcase", "coffee grinder"]
-ROWS_PER_DESK, HELDOUT_ROWS = 27, 50
+ROWS_PER_DESK, HELDOUT_ROWS = 30, 50
 
 
 def ticket(phrasing: str, *, things: list[str], draw: random.Random) -> str:
@@ -143,8 +191,9 @@ def main() -> None:
         texts: set[str] = set()
         tries = 0
         while len(texts) < ROWS_PER_DESK and tries < 2_000:
+            phrasing = phrasings[tries % len(phrasings)]
+            texts.add(ticket(phrasing, things=TRAIN_THINGS, draw=draw))
             tries += 1
-            texts.add(ticket(draw.choice(phrasings), things=TRAIN_THINGS, draw=draw))
         train |= {text: row(text, code) for text in sorted(texts)}
     rows = list(train.values())
     draw.shuffle(rows)

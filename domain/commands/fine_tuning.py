@@ -1,5 +1,5 @@
 """A fine-tuning job's commands from its start to its end; creating one is in
-`create_fine_tuning_job.py`, what runners report in `reports.py`."""
+`create_fine_tuning_job.py`, what runners report in `work.py`."""
 
 from __future__ import annotations
 
