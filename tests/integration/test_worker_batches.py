@@ -56,7 +56,11 @@ async def test_a_batch_runs_chunk_by_chunk_and_is_charged_once(rig: Rig) -> None
     assert account["charged_nano_usd"] == batch["receipt"].charge_nano_usd > 0
     assert account["holds_nano_usd"] == {}
     assert account["open_batches"] == []
-    assert [key async for key in rig.plane.objects.list_keys("chunks/")] == []
+
+    async def chunks_are_gone() -> bool:
+        return [key async for key in rig.plane.objects.list_keys("chunks/")] == []
+
+    await eventually(chunks_are_gone)
 
 
 async def test_a_lost_runner_costs_only_what_it_had_not_finished(rig: Rig) -> None:
