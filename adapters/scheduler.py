@@ -8,6 +8,7 @@ and what is free.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ from adapters.system_context import system_context
 from adapters.work_queue import WorkQueue
 from domain.commands.batches import StartBatch, start_batch
 from domain.commands.fine_tuning import StartFineTuningJob, start_fine_tuning_job
-from domain.commands.work import AssignWork, assign_work
+from domain.commands.work import AssignWork, WaitForRunner, assign_work, wait_for_runner
 from domain.ids import BATCH
 from domain.messages import Attempt
 from domain.scheduling import AssignedWork, StartableWork, WaitingWork, choose
@@ -25,6 +26,8 @@ from domain.unit_of_work import CommandWriter
 
 START_AGAIN_SECONDS = 5.0
 """Waiting work is tried again after this even if nothing is known to have changed."""
+EXPLAIN_AFTER_SECONDS = 3.0
+"""A training that no runner took for this long is told what it waits for."""
 PART = "scheduler"
 
 
@@ -44,6 +47,7 @@ class Scheduler:
         self._fleet = fleet
         self._now = steady_seconds
         self._tried: dict[str, tuple[int, float]] = {}
+        self._queued_since: dict[str, float] = {}
 
     async def start_waiting(self) -> None:
         """Tries what is new, what has an account that changed, and what was not tried for long; in
@@ -69,6 +73,23 @@ class Scheduler:
             for (work, _), attempt in await each(PART, chosen, self._assign)
             if attempt is not None
         ]
+
+    async def explain_waits(self) -> None:
+        """Records on trainings that no runner takes that they wait for one."""
+        now = self._now()
+        waiting = {w.work_id for w in await self._queue.waiting() if w.kind == "train"}
+        self._queued_since = {key: self._queued_since.get(key, now) for key in waiting}
+        due = [key for key, at in self._queued_since.items() if now - at >= EXPLAIN_AFTER_SECONDS]
+        for work_id in due:
+            self._queued_since[work_id] = math.inf
+        await each(PART, due, self._explain)
+
+    async def _explain(self, work_id: str) -> None:
+        await self._writer.execute(
+            wait_for_runner,
+            WaitForRunner(job_id=work_id),
+            system_context(PART, work_id=work_id, causation="wait"),
+        )
 
     def _is_due(self, work: StartableWork) -> bool:
         tried = self._tried.get(work.work_id)

@@ -158,6 +158,7 @@ class ActiveWorker:
         return {
             "heartbeats": self._hear,
             "start": lambda: self._rounds(self._scheduler.start_waiting),
+            "explain": lambda: self._rounds(self._scheduler.explain_waits),
             "work": self._keep_work_running,
             "validate": self._validate,
             "finalize": self._finalize,

@@ -10,8 +10,9 @@ from __future__ import annotations
 from datetime import date, datetime, time, timedelta
 
 from domain.aggregate import Aggregate, Envelope, StoredModel, event
-from domain.errors import LimitExceeded
-from domain.money import usd_number, usd_text
+from domain.errors import InvalidRequest, LimitExceeded
+from domain.limits import KEY_DAILY_SPEND_USD_MAX, KEY_TOTAL_SPEND_USD_MAX
+from domain.money import NANO_USD_PER_USD, usd_number, usd_text
 
 
 class SpendLimits(StoredModel):
@@ -59,7 +60,16 @@ class KeySpend(Aggregate, topic="gridline.key_spend"):
         self.total_nano_usd = 0
 
     def set_limits(self, limits: SpendLimits, *, envelope: Envelope) -> None:
-        """Puts other limits in force for the creates that follow."""
+        """Puts other limits in force for the creates that follow. Raises InvalidRequest for one
+        past the most that it can be set to (migration page, "Usage and limits by API key")."""
+        for name, limit, most_usd in (
+            ("daily", limits.daily_nano_usd, KEY_DAILY_SPEND_USD_MAX),
+            ("total", limits.total_nano_usd, KEY_TOTAL_SPEND_USD_MAX),
+        ):
+            if limit is not None and not 0 <= limit <= most_usd * NANO_USD_PER_USD:
+                raise InvalidRequest(
+                    f"A key's {name} limit is from 0 to {most_usd:,} USD.", param=f"{name}_usd"
+                )
         self._limits_set(limits=limits, envelope=envelope)
 
     def revoke(self, *, envelope: Envelope) -> None:

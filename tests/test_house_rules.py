@@ -340,8 +340,6 @@ def test_every_module_is_imported_or_started_by_something() -> None:
 NOT_ASKED_FOR: dict[str, str] = {
     "DAILY_SPEND_USD_NEW_ACCOUNT": "accounts that people open themselves are still to come",
     "DPO_ADAPTER_BYTES_MAX": "DPO training is still to come",
-    "KEY_DAILY_SPEND_USD_MAX": "limits that an owner sets in the console are still to come",
-    "KEY_TOTAL_SPEND_USD_MAX": "limits that an owner sets in the console are still to come",
     "TRAINING_AT_A_TIME": "an account holds the id of its one training, so the rule is its shape",
 }
 """Limits that no code reads."""

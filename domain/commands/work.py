@@ -52,6 +52,18 @@ def assign_work(uow: UnitOfWork, command: AssignWork) -> Attempt | None:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitForRunner:
+    job_id: str
+
+
+def wait_for_runner(uow: UnitOfWork, command: WaitForRunner) -> None:
+    """Says that a queued training waits for a runner (fine-tuning page, "The job"), once."""
+    job = uow.get(FineTuningJob, command.job_id)
+    if job.may_assign:
+        job.wait("gridline_capacity", envelope=uow.envelope)
+
+
+@dataclass(frozen=True, slots=True)
 class LoseAttempt:
     attempt: Attempt
 

@@ -90,6 +90,20 @@ async def test_a_second_training_of_an_account_waits_for_the_first(rig: Rig) -> 
         assert (await runner.next_assign()).attempt.work_id == second
 
 
+async def test_a_training_that_no_runner_takes_says_that_it_waits_for_one(rig: Rig) -> None:
+    job_id = await rig.create_job()
+
+    async def explains() -> bool:
+        job = await rig.job(job_id)
+        return (job["status"], job["waiting_for"]) == ("queued", "gridline_capacity")
+
+    await eventually(explains)
+    async with scripted_runner(rig, "runner_a") as runner:
+        attempt = (await runner.next_assign()).attempt
+        await runner.send_report(runner.report(attempt, Started(), seq=1))
+        assert (await rig.job_when(job_id, "running"))["waiting_for"] is None
+
+
 async def begun(rig: Rig, runner_id: str) -> tuple[str, Assign]:
     """A job whose training has begun on a runner that is then heard of no more."""
     job_id = await rig.create_job()

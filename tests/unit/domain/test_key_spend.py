@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from domain.aggregate import Envelope
-from domain.errors import LimitExceeded
+from domain.errors import InvalidRequest, LimitExceeded
 from domain.key_spend import KeySpend, SpendLimits
 from domain.money import nano_usd
 
@@ -88,3 +88,15 @@ def test_a_released_hold_counts_nothing() -> None:
     mine.reserve("batch_1", nano_usd("1"), envelope=envelope())
     mine.release("batch_1", envelope=envelope())
     mine.must_allow(nano_usd("1"), now=NOON)
+
+
+def test_a_limit_is_at_most_what_the_page_allows() -> None:
+    mine = key(daily="1000", total="100000")
+    for daily, total in (("1000.01", None), (None, "100000.01"), ("-1", None)):
+        limits = SpendLimits(
+            daily_nano_usd=nano_usd(daily) if daily else None,
+            total_nano_usd=nano_usd(total) if total else None,
+        )
+        with pytest.raises(InvalidRequest):
+            mine.set_limits(limits, envelope=envelope())
+    assert mine.limits.daily_nano_usd == nano_usd("1000")
