@@ -11,12 +11,14 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from bench import commands, projection
+from bench import batch_warm, commands, projection, upload
 from bench.report import Figure, keep
 
 MEASURES: Mapping[tuple[str, ...], Callable[[], list[Figure]]] = {
     ("commands_over_stock_save",): commands.measure,
     ("projection_over_stock_runner",): projection.measure,
+    ("upload_over_hash_to_disk", "upload_memory_growth_mib"): upload.measure,
+    ("batch_warm_over_run_batch",): batch_warm.measure,
 }
 """What gives which figures."""
 
