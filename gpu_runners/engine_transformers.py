@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftModel
+from peft import PeftModel
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from gpu_runners.adapter_check import check_adapter
 from gpu_runners.engine import (
     AdapterUnusable,
     Base,
@@ -74,8 +75,7 @@ class TransformersEngine:
             self._model = AutoModel.from_pretrained(base.directory, dtype=torch.float32).eval()
             return
         self._writer = TokenWriter(self._tokenizer)
-        model = AutoModelForCausalLM.from_pretrained(base.directory, dtype=torch.bfloat16)
-        self._model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        self._load_base()
         ends = self._model.generation_config.eos_token_id
         self._ends = frozenset([ends] if isinstance(ends, int) else ends or [])
 
@@ -83,12 +83,14 @@ class TransformersEngine:
         if name in self._adapters:
             self._adapters.move_to_end(name)
             return
+        check_adapter(directory, rank_max=self._base.rank_max)
         # peft takes no dots in a name, and `ft:` names have some.
         self._adapters_loaded += 1
         inner = f"a{self._adapters_loaded}"
         try:
             self._load_adapter(inner, directory)
         except Exception as error:
+            self._undo_load(inner)
             raise AdapterUnusable("The fine-tuned model's files cannot be loaded.") from error
         self._adapters[name] = inner
         if len(self._adapters) > ADAPTERS_MAX:
@@ -128,19 +130,27 @@ class TransformersEngine:
     def busy(self) -> bool:
         return bool(self._waiting or self._texts or self._batch)
 
+    def _load_base(self) -> None:
+        model = AutoModelForCausalLM.from_pretrained(self._base.directory, dtype=torch.bfloat16)
+        self._model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
     def _load_adapter(self, inner: str, directory: Path) -> None:
-        if PeftConfig.from_pretrained(str(directory)).r > self._base.rank_max:
-            raise ValueError("the rank is greater than this base allows")
         options = {"autocast_adapter_dtype": False, "is_trainable": False}
         if isinstance(self._model, PeftModel):
             result = self._model.load_adapter(str(directory), adapter_name=inner, **options)
             if result.unexpected_keys:
-                self._model.delete_adapter(inner)
                 raise ValueError("the adapter has tensors for other modules")
         else:
             self._model = PeftModel.from_pretrained(
                 self._model, str(directory), adapter_name=inner, **options
             ).eval()
+
+    def _undo_load(self, inner: str) -> None:
+        """peft puts its layers in place before it looks at the tensors."""
+        if not isinstance(self._model, PeftModel):
+            self._load_base()
+        elif inner in self._model.peft_config:
+            self._model.delete_adapter(inner)
 
     def _rows(self, request: ChatRequest) -> list[_Row]:
         sampling = request.sampling

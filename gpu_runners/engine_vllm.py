@@ -20,6 +20,7 @@ from vllm.outputs import PoolingRequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from gpu_runners import grouped_lora
+from gpu_runners.adapter_check import check_adapter
 from gpu_runners.engine import (
     AdapterUnusable,
     Base,
@@ -68,9 +69,10 @@ class VllmEngine:
     def add_adapter(self, name: str, directory: Path) -> None:
         if name in self._adapters:
             return
+        check_adapter(directory, rank_max=self._base.rank_max)
         request = LoRARequest(name, len(self._adapters) + 1, str(directory))
         try:
-            added = self._base.rank_max > 0 and self._engine.add_lora(request)
+            added = self._engine.add_lora(request)
         except Exception as error:
             raise AdapterUnusable("The fine-tuned model's files cannot be loaded.") from error
         if not added:
