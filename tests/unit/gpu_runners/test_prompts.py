@@ -1,0 +1,62 @@
+"""The ids that a model was trained to answer are the ids that serving sends it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from domain.catalog import CATALOG
+from gpu_runners.prompts import chat_token_ids
+from gpu_runners.rendering import Renderer
+from tests.unit.gpu_runners.tiny_model import BASE, chat
+
+ROWS = Path(__file__).parents[3] / "docs" / "demo" / "train.jsonl"
+ARGUMENTS = CATALOG[BASE].template_arguments
+
+# Neither halves of characters nor the renderer's marks, which no row holds.
+texts = st.text(st.characters(exclude_categories=["Cs", "Co"]), max_size=30)
+
+
+def prompts_in_training(tokenizer: Any, messages: list[dict[str, Any]]) -> list[list[int]]:
+    """What stands before each trained turn."""
+    tuning = CATALOG[BASE].fine_tuning
+    assert tuning is not None
+    renderer = Renderer(
+        tokenizer,
+        control_tokens=tuning.control_tokens,
+        max_seq_length=4096,
+        arguments=ARGUMENTS,
+    )
+    row = renderer.render(messages, line=1)
+    assert row is not None
+    return [sample.ids[:start].tolist() for sample in row.samples for start, _ in sample.spans]
+
+
+def prompts_in_serving(tokenizer: Any, messages: list[dict[str, Any]]) -> list[list[int]]:
+    """What a batch line with the same messages up to each answer sends."""
+    return [
+        chat_token_ids(tokenizer, messages[:turn], ARGUMENTS)
+        for turn, message in enumerate(messages)
+        if message["role"] == "assistant"
+    ]
+
+
+def test_demo_rows_are_served_with_the_ids_that_they_are_trained_with(tokenizer: Any) -> None:
+    for line in ROWS.read_text().splitlines():
+        messages = json.loads(line)["messages"]
+        assert prompts_in_training(tokenizer, messages) == prompts_in_serving(tokenizer, messages)
+
+
+@given(
+    turns=st.lists(st.tuples(texts, texts), min_size=1, max_size=3),
+    system=st.none() | texts,
+)
+def test_whatever_the_messages_hold_they_are_the_same_ids(
+    tokenizer: Any, turns: list[tuple[str, str]], system: str | None
+) -> None:
+    messages = chat(*(text for turn in turns for text in turn), system=system)["messages"]
+    assert prompts_in_training(tokenizer, messages) == prompts_in_serving(tokenizer, messages)
