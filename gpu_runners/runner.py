@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import tempfile
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from gpu_runners.chunk import run_chunk
 from gpu_runners.engine_slot import EngineSlot, EngineSlots
 from gpu_runners.training_run import run_training
 from gpu_runners.weights import Weights
+from gpu_runners.work_directory import WorkDirectory
 
 REMEMBERED_MAX = 1_000
 """Ended, revoked and early-cancelled attempts that a runner remembers, each."""
@@ -114,8 +114,8 @@ class Runner:
         self._consumer = consumer
         self._clock = clock
         self._bases = bases
-        self._directory = tempfile.TemporaryDirectory(prefix="gridline-runner-")
-        work_dir = Path(self._directory.name)
+        self._directory = WorkDirectory()
+        work_dir = self._directory.path
         slots = [
             EngineSlot(settings, weights, work_dir) for _ in range(settings.runner_slots_batch)
         ]
@@ -151,7 +151,7 @@ class Runner:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._directory.cleanup()
+        self._directory.remove()
 
     def stop(self) -> None:
         """Ends `run` soon: children are stopped, what runs is abandoned to the worker's care."""
