@@ -42,6 +42,7 @@ JOB_ENDED = ("succeeded", "failed", "cancelled")
 READY_SECONDS_MAX = 60.0
 RECOVERED_SECONDS_MAX = 15.0
 WAIT_SECONDS_MAX = 60.0
+STOPPED_SECONDS_MAX = 20.0
 ENDED_SECONDS_MAX = 15.0
 LOOK_SECONDS = 0.03
 
@@ -85,6 +86,7 @@ class Instance:
 
     def __init__(self, directory: Path, settings: Mapping[str, str] = QUICK) -> None:
         self.data = directory / "data"
+        self.temporary = directory / "tmp"
         self.output = directory / "up.log"
         self._ready_file = directory / "ready.json"
         self._settings = settings
@@ -96,10 +98,11 @@ class Instance:
         command = [sys.executable, "-m", "adapters.cli", "up", "--data", str(self.data)]
         command += ["--port", "0", "--ready-file", str(self._ready_file)]
         self._ready_file.unlink(missing_ok=True)
+        self.temporary.mkdir(exist_ok=True)
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 command,
-                env={**os.environ, **self._settings},
+                env={**os.environ, **self._settings, "TMPDIR": str(self.temporary)},
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -114,10 +117,12 @@ class Instance:
             self.start()
 
     def end(self) -> None:
-        """Ends whatever still runs of it, at once."""
+        """Ends it in order, so that PostgreSQL gives its shared memory back, and then whatever
+        still runs of it."""
         if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=STOPPED_SECONDS_MAX)
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -19,6 +19,7 @@ from openai.types.fine_tuning import FineTuningJob
 
 from adapters.operator_actions import OpenedAccount
 from domain.ids import hold_id
+from gpu_runners.work_directory import PREFIX
 from tests.chaos.instance import (
     BATCH_ENDED,
     ENDED_SECONDS_MAX,
@@ -193,6 +194,10 @@ def test_nothing_stays_taken(aftermath: Aftermath) -> None:
     assert account.open_fine_tunes == []
     assert account.training_job_id is None
     assert account.models == (aftermath.job.status == "succeeded")
+
+
+def test_no_files_of_killed_runners_are_left(aftermath: Aftermath) -> None:
+    assert len(list(aftermath.instance.temporary.glob(f"{PREFIX}*"))) == 1
 
 
 def test_log_holds_journal_and_balances_agree(aftermath: Aftermath) -> None:

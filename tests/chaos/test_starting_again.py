@@ -13,13 +13,12 @@ from tests.chaos.instance import (
     BATCH_ENDED,
     ENDED_SECONDS_MAX,
     RECOVERED_SECONDS_MAX,
+    STOPPED_SECONDS_MAX,
     Instance,
     chat_lines,
     create_batch,
     until,
 )
-
-STOPPED_SECONDS_MAX = 20.0
 
 
 @pytest.mark.parametrize(
