@@ -26,7 +26,7 @@ from domain.commands.batches import FinishBatch, ResultFile, finish_batch
 from domain.jsonl import Line, LineSplitter
 from domain.limits import BATCH_LINE_BYTES_MAX, MIB
 from domain.messages import ObjectRef
-from domain.ports import Objects
+from domain.ports import ObjectMissing, Objects
 from domain.unit_of_work import CommandWriter, UnitOfWork
 
 log = logging.getLogger(__name__)
@@ -110,11 +110,17 @@ class BatchResults:
         pieces = self._objects.get(
             batch.input.key, start_byte=plan.start_byte, end_byte=plan.end_byte
         )
-        async for line in _lines(splitter, pieces):
-            custom_id = _custom_id(line)
-            if custom_id not in answered:
-                number = plan.first_line + line.number - 1
-                yield write(UnansweredRequest(batch.batch_id, number, custom_id))
+        try:
+            async for line in _lines(splitter, pieces):
+                custom_id = _custom_id(line)
+                if custom_id not in answered:
+                    number = plan.first_line + line.number - 1
+                    yield write(UnansweredRequest(batch.batch_id, number, custom_id))
+        except ObjectMissing:
+            # The batch still ends, and every request still has its line.
+            log.exception("input lost", extra={"fields": {"batch_id": batch.batch_id}})
+            for number in range(plan.first_line + len(answered), plan.first_line + plan.requests):
+                yield write(UnansweredRequest(batch.batch_id, number, None))
 
     async def _answered(self, chunk: Chunk) -> set[str]:
         answered: set[str] = set()

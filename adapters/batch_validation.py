@@ -107,7 +107,7 @@ class BatchValidation:
 def _subject_of(uow: UnitOfWork, batch_id: str) -> _Subject | None:
     """None if there is nothing left to check. Reads only."""
     batch = uow.get(Batch, batch_id)
-    if batch.status != "validating" or batch.plan is not None:
+    if not batch.wants_plan:
         return None
     return _Subject(
         account_id=batch.account_id,

@@ -156,6 +156,9 @@ class ProjectedWork:
     async def windows_over(self, now: datetime) -> Sequence[str]:
         return await self._read(work.batches_past_window, now=now, limit=DUE_MAX)
 
+    async def stops_overdue(self, now: datetime) -> Sequence[str]:
+        return await self._read(work.batches_not_stopping, now=now, limit=DUE_MAX)
+
     async def jobs_overdue(self, now: datetime) -> Sequence[str]:
         return await self._read(work.jobs_to_expire, now=now, limit=DUE_MAX)
 

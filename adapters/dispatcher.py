@@ -16,7 +16,7 @@ from adapters.fleet import Fleet
 from adapters.isolation import each
 from adapters.system_context import system_context
 from domain.batch import Batch
-from domain.commands.work import LoseAttempt, lose_attempt, task_of
+from domain.commands.work import LoseAttempt, give_attempt_back, lose_attempt, task_of
 from domain.fine_tuning_job import FineTuningJob
 from domain.ids import BATCH
 from domain.messages import WORK_TOPIC, Assign, Attempt, Cancel, Revoke, Task
@@ -27,6 +27,9 @@ from domain.unit_of_work import CommandWriter, UnitOfWork
 log = logging.getLogger(__name__)
 
 BEATS_BEFORE_REPEAT = 2
+ASSIGNS_MAX = 30
+"""A runner that beats, but neither names nor answers an attempt that it was sent so often, cannot
+take it: another one gets it."""
 PART = "dispatcher"
 
 BrokerAnswers = Callable[[], Awaitable[bool]]
@@ -49,6 +52,7 @@ class Dispatcher:
         self._fleet = fleet
         self._broker_answers = broker_answers
         self._assigned_at: dict[Attempt, int] = {}
+        self._unanswered: dict[Attempt, int] = {}
         self._cancelled_at: dict[Attempt, int] = {}
         self._revoked_at: dict[Attempt, int] = {}
 
@@ -64,12 +68,18 @@ class Dispatcher:
 
     async def _see_to(self, work: AssignedWork) -> None:
         attempt = work.attempt
-        if not self._fleet.names(attempt) and self._is_due(self._assigned_at, attempt):
+        if self._fleet.names(attempt):
+            self._unanswered.pop(attempt, None)
+        elif self._is_due(self._assigned_at, attempt):
             task = await self._current_task(attempt)
             if task is None:
                 return
+            if self._unanswered.get(attempt, 0) >= ASSIGNS_MAX:
+                await self._give_back(attempt)
+                return
             await self._send(Assign(attempt=attempt, task=task))
             self._note(self._assigned_at, attempt)
+            self._unanswered[attempt] = self._unanswered.get(attempt, 0) + 1
         if work.stopping and self._is_due(self._cancelled_at, attempt):
             await self._send(Cancel(attempt=attempt))
             self._note(self._cancelled_at, attempt)
@@ -104,6 +114,18 @@ class Dispatcher:
                 causation=f"lost/{attempt.chunk}/{attempt.attempt}/{attempt.runner_id}",
             ),
         )
+
+    async def _give_back(self, attempt: Attempt) -> None:
+        log.warning(
+            "runner does not take its attempt",
+            extra={"fields": {"work_id": attempt.work_id, "runner_id": attempt.runner_id}},
+        )
+        context = system_context(
+            PART,
+            work_id=attempt.work_id,
+            causation=f"untaken/{attempt.chunk}/{attempt.attempt}/{attempt.runner_id}",
+        )
+        await self._writer.execute(give_attempt_back, LoseAttempt(attempt=attempt), context)
 
     async def _current_task(self, attempt: Attempt) -> Task | None:
         return await self._writer.execute(
@@ -144,7 +166,7 @@ class Dispatcher:
         sent[attempt] = self._fleet.beats(attempt.runner_id)
 
     def _forget_all_but(self, attempts: set[Attempt]) -> None:
-        for sent in (self._assigned_at, self._cancelled_at, self._revoked_at):
+        for sent in (self._assigned_at, self._unanswered, self._cancelled_at, self._revoked_at):
             for attempt in sent.keys() - attempts:
                 del sent[attempt]
 

@@ -14,8 +14,13 @@ from adapters.isolation import each
 from adapters.system_context import system_context
 from adapters.work_queue import WorkQueue
 from domain.batch import Batch
-from domain.commands.batches import EndBatchWindow, end_batch_window
-from domain.commands.files import ExpireFile, expire_file
+from domain.commands.batches import (
+    EndBatchWindow,
+    StopWaiting,
+    end_batch_window,
+    stop_waiting,
+)
+from domain.commands.files import AdapterObject, ExpireFile, adapter_is_wanted, expire_file
 from domain.commands.fine_tuning import ExpireFineTuningJob, expire_fine_tuning_job
 from domain.file import File
 from domain.ports import Clock, Objects
@@ -55,6 +60,7 @@ class Watchdogs:
         """Ends what is due now; purges and sweeps now and then."""
         now = self._clock.now()
         await each(PART, await self._queue.windows_over(now), self._end_window)
+        await each(PART, await self._queue.stops_overdue(now), self._stop_waiting)
         await each(PART, await self._queue.jobs_overdue(now), self._expire_job)
         await each(PART, await self._queue.files_expired(now), self._expire_file)
         if self._now() >= self._next_purge:
@@ -65,10 +71,14 @@ class Watchdogs:
             await self.sweep()
 
     async def sweep(self) -> None:
-        """Deletes the chunks' objects of ended batches, the objects of deleted files, and those
-        that no file has known for a day."""
+        """Deletes the chunks' objects of ended batches, adapters that no model has or whose model
+        is deleted and staged nowhere, the objects of deleted files, and those that no file has
+        known for a day."""
         async for key in self._objects.list_keys("chunks/"):
             if await self._read(_batch_has_ended, key.split("/")[1]):
+                await self._delete(key)
+        async for key in self._objects.list_keys("adapters/"):
+            if not await self._adapter_is_wanted(key):
                 await self._delete(key)
         seen: dict[str, float] = {}
         async for key in self._unreferenced_files():
@@ -94,6 +104,10 @@ class Watchdogs:
         context = system_context(PART, work_id=batch_id, causation="window")
         await self._writer.execute(end_batch_window, EndBatchWindow(batch_id), context)
 
+    async def _stop_waiting(self, batch_id: str) -> None:
+        context = system_context(PART, work_id=batch_id, causation="stop")
+        await self._writer.execute(stop_waiting, StopWaiting(batch_id), context)
+
     async def _expire_job(self, job_id: str) -> None:
         context = system_context(PART, work_id=job_id, causation="deadline")
         await self._writer.execute(expire_fine_tuning_job, ExpireFineTuningJob(job_id), context)
@@ -103,6 +117,11 @@ class Watchdogs:
         key = await self._writer.execute(expire_file, ExpireFile(file_id), context)
         if key is not None:
             await self._objects.delete(key)
+
+    async def _adapter_is_wanted(self, key: str) -> bool:
+        asked = AdapterObject(job_id=key.split("/")[1], key=key)
+        context = system_context(PART, work_id=asked.job_id, causation="read")
+        return await self._writer.execute(adapter_is_wanted, asked, context)
 
     async def _read(self, handler: Handler[str, bool | None], id: str) -> bool | None:
         context = system_context(PART, work_id=id, causation="read")

@@ -41,6 +41,10 @@ class WorkQueue(Protocol):
         """Batches whose completion window ended and that still run."""
         ...
 
+    async def stops_overdue(self, now: datetime) -> Sequence[str]:
+        """Batches that are ending and of which an attempt did not stop in time."""
+        ...
+
     async def jobs_overdue(self, now: datetime) -> Sequence[str]:
         """Jobs past the wait for a runner, or past their deadline."""
         ...

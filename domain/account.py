@@ -131,8 +131,9 @@ class Account(Aggregate, topic="gridline.account"):
         return self.available_nano_usd + self.held_nano_usd >= amount_nano_usd
 
     def reserve(self, work_id: str, amount_nano_usd: int, *, envelope: Envelope) -> None:
-        """Moves credit from available to held; the caller has looked that it suffices."""
-        assert amount_nano_usd > 0
+        """Moves credit from available to held; the caller has looked that it suffices. Nothing is
+        held for work at a price of zero."""
+        assert amount_nano_usd >= 0
         assert self.available_nano_usd >= amount_nano_usd
         assert work_id not in self.holds_nano_usd
         self._credit_reserved(work_id=work_id, amount_nano_usd=amount_nano_usd, envelope=envelope)

@@ -19,7 +19,7 @@ Reports of an older attempt or another runner change nothing. A finished chunk i
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import ClassVar, Literal
 
 from domain import messages
@@ -48,6 +48,9 @@ CHUNK_FAILURES_MAX = 3
 """Tries of a chunk whose engine fails, before its lines become error lines."""
 CHUNK_LOSSES_MAX = 8
 """Tries of a chunk whose runner is lost: losses say little about the chunk."""
+STOP_WITHIN = timedelta(minutes=10)
+"""How long attempts may take to hand over what they finished once the batch is cancelled or its
+window over; then it ends without them, so that no runner can keep a hold open."""
 
 
 class LineError(StoredModel):
@@ -111,6 +114,7 @@ class Batch(Aggregate, topic="gridline.batch"):
     plan: BatchPlan | None
     chunks: list[Chunk]
     ending: Ending | None
+    ending_since: datetime | None
     waiting_for: str | None
     receipt: Receipt | None
 
@@ -143,12 +147,23 @@ class Batch(Aggregate, topic="gridline.batch"):
         self.plan = None
         self.chunks = []
         self.ending = None
+        self.ending_since = None
         self.waiting_for = None
         self.receipt = None
 
     @property
     def is_terminal(self) -> bool:
         return self.status in TERMINAL
+
+    @property
+    def wants_plan(self) -> bool:
+        """Whether validation's outcome still counts: not once the window is over."""
+        return self.status == "validating" and self.plan is None and self.ending is None
+
+    @property
+    def may_start(self) -> bool:
+        """Whether it waits for nothing but credit."""
+        return self.status == "validating" and self.plan is not None and self.ending is None
 
     @property
     def may_assign(self) -> bool:
@@ -163,6 +178,13 @@ class Batch(Aggregate, topic="gridline.batch"):
     def may_finalize(self) -> bool:
         """Whether nothing runs and nothing more will."""
         return not self.is_terminal and self.ending is not None and not self.has_running_attempt
+
+    @property
+    def stop_is_overdue_at(self) -> datetime | None:
+        """When attempts that still run are no longer waited for; None while nothing is to stop."""
+        if self.ending_since is None or not self.has_running_attempt:
+            return None
+        return self.ending_since + STOP_WITHIN
 
     def is_current(self, attempt: Attempt) -> bool:
         """Whether this attempt is the one whose reports count."""
@@ -192,26 +214,25 @@ class Batch(Aggregate, topic="gridline.batch"):
 
     def record_plan(self, plan: BatchPlan, *, envelope: Envelope) -> None:
         """Validation found nothing wrong."""
-        assert self.status == "validating"
-        assert self.plan is None
+        assert self.wants_plan
         assert plan.requests == sum(chunk.requests for chunk in plan.chunks)
         self._validated(plan=plan, envelope=envelope)
 
     def wait(self, waiting_for: str, *, envelope: Envelope) -> None:
         """It cannot start yet; said once for each cause."""
-        assert self.status == "validating"
+        assert self.may_start
         if waiting_for != self.waiting_for:
             self._waiting(waiting_for=waiting_for, envelope=envelope)
 
     def start(self, *, envelope: Envelope) -> None:
         """Credit is held; chunks may be assigned."""
-        assert self.status == "validating"
-        assert self.plan is not None
+        assert self.may_start
         self._started(envelope=envelope)
 
     def fail(self, errors: tuple[LineError, ...], *, envelope: Envelope) -> None:
         """It cannot run: nothing ran and nothing is charged."""
         assert self.status == "validating"
+        assert self.ending is None
         assert errors
         self._failed(errors=errors, envelope=envelope)
 
@@ -261,8 +282,11 @@ class Batch(Aggregate, topic="gridline.batch"):
     def finish_chunk(
         self, attempt: Attempt, result: messages.ChunkFinished, *, envelope: Envelope
     ) -> None:
-        """A chunk's final result, once."""
+        """A chunk's final result, once; one that cannot be of this chunk is a failed try."""
         if not self.is_current(attempt):
+            return
+        if result.completed + result.failed > self.chunks[attempt.chunk].plan.requests:
+            self.fail_attempt(attempt, code="engine_failed", envelope=envelope)
             return
         self._chunk_finished(
             chunk=attempt.chunk, attempt=attempt.attempt, result=result, envelope=envelope
@@ -279,6 +303,20 @@ class Batch(Aggregate, topic="gridline.batch"):
                 f"The batch is {self.status} and can no longer be cancelled.", param="batch_id"
             )
         self._cancel_requested(envelope=envelope)
+
+    def stop_waiting(self, *, envelope: Envelope) -> None:
+        """Gives up the attempts that did not stop in time; nothing of theirs counts any more."""
+        overdue = self.stop_is_overdue_at
+        if overdue is None or envelope.at < overdue:
+            return
+        for index, chunk in enumerate(self.chunks):
+            if chunk.state == "assigned":
+                self._attempt_lost(
+                    chunk=index,
+                    attempt=chunk.attempt,
+                    last=chunk.losses + 1 >= CHUNK_LOSSES_MAX,
+                    envelope=envelope,
+                )
 
     def end_window(self, *, envelope: Envelope) -> None:
         """The completion window is over: stop, and keep what is finished."""
@@ -390,11 +428,13 @@ class Batch(Aggregate, topic="gridline.batch"):
     def _cancel_requested(self, *, envelope: Envelope) -> None:
         self.status = "cancelling"
         self.ending = "cancelled"
+        self.ending_since = envelope.at
         self.waiting_for = None
 
     @event("WindowEnded", topic="gridline.batch.window_ended")
     def _window_ended(self, *, envelope: Envelope) -> None:
         self.ending = "expired"
+        self.ending_since = envelope.at
         self.waiting_for = None
 
     @event("Finalizing", topic="gridline.batch.finalizing")

@@ -22,11 +22,12 @@ _MESSAGES: dict[NeverRan, str] = {
 
 @dataclass(frozen=True, slots=True)
 class UnansweredRequest:
-    """A request line of a batch's input; `number` is its 1-based line."""
+    """A request line of a batch's input; `number` is its 1-based line. `custom_id` is null where
+    the input is lost, so that nobody knows it any more."""
 
     batch_id: str
     number: int
-    custom_id: str
+    custom_id: str | None
 
 
 def never_ran_line(request: UnansweredRequest, code: NeverRan) -> bytes:

@@ -75,6 +75,7 @@ class FineTuningJob(Aggregate, topic="gridline.fine_tuning_job"):
     key_id: str
     settings: JobSettings
     waiting_until: datetime
+    queued_at: datetime | None
     status: JobStatus
     waiting_for: WaitingFor | None
     attempt: int
@@ -99,6 +100,7 @@ class FineTuningJob(Aggregate, topic="gridline.fine_tuning_job"):
         self.key_id = key_id
         self.settings = settings
         self.waiting_until = waiting_until
+        self.queued_at = None
         self.status = "validating_files"
         self.waiting_for = None
         self.attempt = 0
@@ -225,6 +227,7 @@ class FineTuningJob(Aggregate, topic="gridline.fine_tuning_job"):
     @event("Queued", topic="gridline.fine_tuning_job.queued")
     def _queued(self, *, envelope: Envelope) -> None:
         self.status = "queued"
+        self.queued_at = envelope.at
         self.waiting_for = None
 
     @event("AttemptAssigned", topic="gridline.fine_tuning_job.attempt_assigned")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import date, datetime, time, timedelta
 
 from domain.aggregate import Aggregate, Envelope, StoredModel, event
-from domain.errors import InvalidRequest, LimitExceeded
+from domain.errors import InvalidApiKey, InvalidRequest, LimitExceeded
 from domain.limits import KEY_DAILY_SPEND_USD_MAX, KEY_TOTAL_SPEND_USD_MAX
 from domain.money import NANO_USD_PER_USD, usd_number, usd_text
 
@@ -83,7 +83,10 @@ class KeySpend(Aggregate, topic="gridline.key_spend"):
 
     def must_allow(self, maximum_nano_usd: int | None, *, now: datetime) -> None:
         """The rule at create (`docs/limits.md`): a fine-tune is refused if spend plus its maximum
-        passes a limit, a batch (maximum null) if spend has reached it. Raises LimitExceeded."""
+        passes a limit, a batch (maximum null) if spend has reached it. Raises LimitExceeded, and
+        InvalidApiKey for a key that was revoked since the request came in."""
+        if self.revoked:
+            raise InvalidApiKey("The API key was revoked.")
         midnight = datetime.combine(now.date() + timedelta(days=1), time(), now.tzinfo)
         for name, limit, spent, retry_after in (
             (

@@ -78,7 +78,9 @@ class CharacterCounts:
 
 
 def bytes_bound(text: str) -> int:
-    """The most tokens that any base makes of a text."""
+    """The most tokens that any base makes of a text. Some embedding bases rewrite compatibility
+    characters first (NFKC), which can make one character eighteen."""
     if text.isascii():
         return len(text)
-    return max(len(text.encode()), len(unicodedata.normalize("NFC", text).encode()))
+    rewritten = (text, *(unicodedata.normalize(form, text) for form in ("NFC", "NFKC")))
+    return max(len(each.encode()) for each in rewritten)

@@ -97,10 +97,12 @@ def embedding_inputs(body: dict[str, Any]) -> list[str] | list[list[int]]:
     given = body.get("input")
     if isinstance(given, str):
         given = [given]
-    if not isinstance(given, list) or not 0 < len(given) <= EMBEDDING_INPUTS_MAX:
+    if not isinstance(given, list) or not given:
         raise _bad_input()
     if all(_is_token(item) for item in given):
         return [given]
+    if len(given) > EMBEDDING_INPUTS_MAX:
+        raise _bad_input()
     if all(isinstance(item, str) and item for item in given):
         return given
     if all(isinstance(item, list) and item and all(map(_is_token, item)) for item in given):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from domain.batch import STOP_WITHIN
 from domain.commands.fine_tuning import WAITING_LIMIT
 from domain.messages import Attempt, TaskKind
 from domain.scheduling import AssignedWork, WaitingWork
@@ -30,11 +31,11 @@ _CHUNKS_PLANNED = """
     SELECT %(id)s, p.number - 1, p.requests, 'planned'
     FROM unnest(%(requests)s::int[]) WITH ORDINALITY AS p (requests, number)
 """
-_STAGE = "UPDATE open_work SET stage = %(stage)s WHERE work_id = %(id)s"
+_STARTED = "UPDATE open_work SET stage = 'running' WHERE work_id = %(id)s"
+_ENDING = "UPDATE open_work SET stage = 'ending', due_at = %(due_at)s WHERE work_id = %(id)s"
 _CHUNKS_WANTED = "UPDATE work_items SET state = 'pending' WHERE work_id = %(id)s"
 _QUEUED = """
-    UPDATE open_work SET stage = 'queued', due_at = due_at + %(waiting_limit)s
-    WHERE work_id = %(id)s
+    UPDATE open_work SET stage = 'queued', due_at = %(due_at)s WHERE work_id = %(id)s
 """
 _TRAINING_WANTED = """
     INSERT INTO work_items (work_id, chunk, requests, state) VALUES (%(id)s, 0, 0, 'pending')
@@ -93,6 +94,13 @@ _PAST_DUE = """
     SELECT work_id FROM open_work
     WHERE kind = %(kind)s AND due_at <= %(now)s AND stage <> 'ending' AND stage <> 'waiting'
     ORDER BY due_at LIMIT %(limit)s
+"""
+
+_STOP_OVERDUE = """
+    SELECT w.work_id FROM open_work w
+    WHERE w.stage = 'ending' AND w.due_at <= %(now)s AND EXISTS (
+        SELECT FROM work_items i WHERE i.work_id = w.work_id AND i.state = 'assigned')
+    ORDER BY w.due_at LIMIT %(limit)s
 """
 
 
@@ -174,6 +182,11 @@ def batches_past_window(connection: Connection, *, now: datetime, limit: int) ->
     return _past_due(connection, kind="batch_chunk", now=now, limit=limit)
 
 
+def batches_not_stopping(connection: Connection, *, now: datetime, limit: int) -> list[str]:
+    """Batches that are ending, and of which an attempt did not stop in time."""
+    return _ids(connection.execute(_STOP_OVERDUE, {"now": now, "limit": limit}).fetchall())
+
+
 def jobs_to_expire(connection: Connection, *, now: datetime, limit: int) -> list[str]:
     """Jobs that waited for a runner too long, or run past their limit."""
     return _past_due(connection, kind="train", now=now, limit=limit)
@@ -214,7 +227,7 @@ def _batch_validated(event: Any, _position: int) -> list[Statement]:
 
 def _batch_started(event: Any, _position: int) -> list[Statement]:
     work_id = event.originator_id
-    return [(_STAGE, {"id": work_id, "stage": "running"}), (_CHUNKS_WANTED, {"id": work_id})]
+    return [(_STARTED, {"id": work_id}), (_CHUNKS_WANTED, {"id": work_id})]
 
 
 def _assigned(event: Any, chunk: int) -> list[Statement]:
@@ -244,7 +257,8 @@ def _chunk_finished(event: Any, _position: int) -> list[Statement]:
 
 def _batch_ending(event: Any, _position: int) -> list[Statement]:
     work_id = event.originator_id
-    return [(_STAGE, {"id": work_id, "stage": "ending"}), (_NONE_WANTED, {"id": work_id})]
+    due_at = event.envelope.at + STOP_WITHIN
+    return [(_ENDING, {"id": work_id, "due_at": due_at}), (_NONE_WANTED, {"id": work_id})]
 
 
 def _closed(event: Any, _position: int) -> list[Statement]:
@@ -270,7 +284,7 @@ def _job_created(event: Any, position: int) -> list[Statement]:
 def _job_queued(event: Any, _position: int) -> list[Statement]:
     work_id = event.originator_id
     return [
-        (_QUEUED, {"id": work_id, "waiting_limit": WAITING_LIMIT}),
+        (_QUEUED, {"id": work_id, "due_at": event.envelope.at + WAITING_LIMIT}),
         (_TRAINING_WANTED, {"id": work_id}),
     ]
 

@@ -42,7 +42,7 @@ class RecordBatchPlan:
 def record_batch_plan(uow: UnitOfWork, command: RecordBatchPlan) -> None:
     """Records the plan, or fails the batch if a model was deleted meanwhile."""
     batch = uow.get(Batch, command.batch_id)
-    if batch.status != "validating" or batch.plan is not None:
+    if not batch.wants_plan:
         return
     adapters: list[AdapterRef] = []
     errors: list[LineError] = []
@@ -86,7 +86,7 @@ class FailBatch:
 def fail_batch(uow: UnitOfWork, command: FailBatch) -> None:
     """Ends a batch that cannot run. Nothing ran and nothing is charged."""
     batch = uow.get(Batch, command.batch_id)
-    if batch.status == "validating":
+    if batch.wants_plan:
         _end_failed(uow, batch, command.errors)
 
 
@@ -99,8 +99,9 @@ def start_batch(uow: UnitOfWork, command: StartBatch) -> None:
     """Holds the credit and lets chunks be assigned; or waits for the account's own holds; or fails
     with `insufficient_quota`."""
     batch = uow.get(Batch, command.batch_id)
-    if batch.status != "validating" or batch.plan is None:
+    if not batch.may_start:
         return
+    assert batch.plan is not None
     funding = place_hold(
         uow,
         HoldTerms(
@@ -148,6 +149,17 @@ def end_batch_window(uow: UnitOfWork, command: EndBatchWindow) -> None:
     batch = uow.get(Batch, command.batch_id)
     if not batch.is_terminal and uow.now >= batch.expires_at:
         batch.end_window(envelope=uow.envelope)
+
+
+@dataclass(frozen=True, slots=True)
+class StopWaiting:
+    batch_id: str
+
+
+def stop_waiting(uow: UnitOfWork, command: StopWaiting) -> None:
+    """Attempts of a cancelled batch, or of one past its window, did not stop in time: it ends
+    without them."""
+    uow.get(Batch, command.batch_id).stop_waiting(envelope=uow.envelope)
 
 
 @dataclass(frozen=True, slots=True)

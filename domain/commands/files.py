@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from domain.account import Account
+from domain.batch import Batch
 from domain.commands.idempotency import Origin, made_before, remember
 from domain.commands.ownership import file_of, model_of
 from domain.file import File, Purpose, TrainingFacts
+from domain.fine_tuned_model import FineTunedModel
+from domain.fine_tuning_job import FineTuningJob
+from domain.ids import fine_tuned_model_name
 from domain.messages import ObjectRef
 from domain.unit_of_work import PersonalRow, UnitOfWork
 
@@ -95,11 +99,42 @@ class DeleteModel:
     model: str
 
 
-def delete_model(uow: UnitOfWork, command: DeleteModel) -> tuple[str, str]:
-    """Makes a fine-tuned model unusable and frees its slot; returns the keys of its two objects.
-    A running batch keeps the copy that it staged. Raises NotFound."""
+def delete_model(uow: UnitOfWork, command: DeleteModel) -> tuple[str, ...]:
+    """Makes a fine-tuned model unusable and frees its slot; returns the keys of the objects to
+    delete: none while an open batch has staged it, which keeps it through every retry; the sweep
+    has them later. Raises NotFound."""
     model = model_of(uow, command.account_id, command.model)
     account = uow.get(Account, command.account_id)
     model.delete(envelope=uow.envelope)
     account.free_model_slot(model.id, envelope=uow.envelope)
-    return model.config.key, model.weights.key
+    return () if _is_staged(uow, model) else (model.config.key, model.weights.key)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterObject:
+    """An object of a training's attempt."""
+
+    job_id: str
+    key: str
+
+
+def adapter_is_wanted(uow: UnitOfWork, asked: AdapterObject) -> bool:
+    """Whether a job that still runs, a model, or a batch that staged one needs the object. Reads
+    only."""
+    job = uow.find(FineTuningJob, asked.job_id)
+    if job is None or not job.is_terminal:
+        return True
+    name = fine_tuned_model_name(job.settings.base, job.account_id, job.id)
+    model = uow.find(FineTunedModel, name)
+    if model is None or asked.key not in (model.config.key, model.weights.key):
+        return False
+    return not model.deleted or _is_staged(uow, model)
+
+
+def _is_staged(uow: UnitOfWork, model: FineTunedModel) -> bool:
+    """Whether an open batch's plan names the model."""
+    account = uow.get(Account, model.account_id)
+    plans = [uow.get(Batch, batch_id).plan for batch_id in account.open_batches]
+    return any(
+        adapter.name == model.id for plan in plans if plan is not None for adapter in plan.adapters
+    )

@@ -97,7 +97,8 @@ class ExpireFineTuningJob:
 def expire_fine_tuning_job(uow: UnitOfWork, command: ExpireFineTuningJob) -> None:
     """A job whose deadline is over: it waited for a runner for 24 hours, or ran past its limit."""
     job = uow.get(FineTuningJob, command.job_id)
-    if job.status == "queued" and uow.now >= job.waiting_until + WAITING_LIMIT:
+    waits_since = job.queued_at if job.status == "queued" else None
+    if waits_since is not None and uow.now >= waits_since + WAITING_LIMIT:
         end_failed(
             uow,
             job,

@@ -81,6 +81,17 @@ def lose_attempt(uow: UnitOfWork, command: LoseAttempt) -> None:
         lose_runner(uow, job)
 
 
+def give_attempt_back(uow: UnitOfWork, command: LoseAttempt) -> None:
+    """The runner is there and does not take the attempt. A training that began is left to its
+    deadline: its report may be on the way."""
+    attempt = command.attempt
+    if not attempt.work_id.startswith(BATCH):
+        job = uow.get(FineTuningJob, attempt.work_id)
+        if job.status != "queued":
+            return
+    lose_attempt(uow, command)
+
+
 @dataclass(frozen=True, slots=True)
 class RecordReport:
     """A runner's report; its broker position is recorded in the same append."""

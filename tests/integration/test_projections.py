@@ -557,7 +557,7 @@ def test_a_job_is_overdue_when_its_command_says_so(rig: ProductRig) -> None:
     assert [each.work_id for each in work.startable(rig.connection)] == [job_id]
     rig.start(job_id)
     assert [each.work_id for each in work.waiting(rig.connection, each=9)] == [job_id]
-    rig.clock.advance(timedelta(hours=47))
+    rig.clock.advance(timedelta(hours=23))
     assert work.jobs_to_expire(rig.connection, now=rig.clock.now(), limit=9) == []
     rig.clock.advance(timedelta(hours=1))
     assert work.jobs_to_expire(rig.connection, now=rig.clock.now(), limit=9) == [job_id]
