@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import psycopg
 from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool
 
@@ -25,6 +26,7 @@ from adapters.objects import open_store
 from adapters.postgres import Connection, connect
 from adapters.settings import Settings
 from adapters.writer import Writer
+from domain.errors import Overloaded
 from domain.messages import Heartbeat
 from domain.ports import Clock, IdSource, Objects
 from domain.scheduling import AssignedWork, StartableWork, WaitingWork
@@ -66,13 +68,17 @@ class ControlPlane:
     async def read(
         self, function: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Runs a read function in a thread, on a connection of the pool."""
+        """Runs a read function in a thread, on a connection of the pool. Raises Overloaded while
+        the database is away."""
 
         def on_connection() -> T:
             with self.reads.connection() as connection:
                 return function(connection, *args, **kwargs)
 
-        return await asyncio.to_thread(on_connection)
+        try:
+            return await asyncio.to_thread(on_connection)
+        except psycopg.OperationalError as error:
+            raise Overloaded("The database is away. Send the request again.") from error
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from domain.scheduling import AssignedWork, StartableWork, WaitingWork
 
 
 class WorkQueue(Protocol):
-    """Each method asks the database; OperationalError where it is away."""
+    """Each method asks the database; raises Overloaded where it is away."""
 
     async def startable(self) -> Sequence[StartableWork]:
         """Validated batches and created jobs that did not start, in the order of creation."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 
-import psycopg
-from psycopg_pool import PoolTimeout
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.control import Api
 from api.json_response import json_response
+from domain.errors import Overloaded
 from projections import runners
 
 log = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ async def readyz(_: Request, api: Api) -> Response:
         alive = await api.control.read(
             runners.alive, now=api.control.clock.now(), lease_seconds=api.lease_seconds
         )
-    except (psycopg.Error, PoolTimeout):
+    except Overloaded:
         log.warning("the database does not answer")
         database = False
     ready = database and alive > 0
