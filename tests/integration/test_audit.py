@@ -28,7 +28,7 @@ from projections.registry import FOLLOWING, INLINE
 from projections.runner import ProjectionRunner
 from tests.conftest import Database, cloned_database
 from tests.integration.product_rig import ProductRig
-from tests.property.test_ledger_machine import CountingIds, LedgerMachine
+from tests.property.test_ledger_machine import CountingIds, LedgerMachine, due_rows
 
 
 @pytest.fixture
@@ -290,6 +290,9 @@ def test_the_audit_passes_after_any_history(database: Database) -> None:
 
         def load(self, cls: type[Any], id: str) -> Any:
             return self.store.load(cls, id)
+
+        def due(self, what: str) -> list[str]:
+            return due_rows(self, self.reads, what)
 
         def teardown(self) -> None:
             super().teardown()

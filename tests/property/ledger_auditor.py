@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from fractions import Fraction
+from math import ceil
 
 from domain.account import Account
 from domain.aggregate import Aggregate
@@ -16,6 +18,7 @@ from domain.batch import Batch
 from domain.credit_hold import CreditHold
 from domain.fine_tuning_job import FineTuningJob
 from domain.key_spend import KeySpend
+from domain.prices import PriceList
 
 BATCH_PATHS = {
     "validating": {"in_progress", "failed", "cancelling", "expired"},
@@ -54,6 +57,10 @@ class Auditor:
     open_work: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     limits: dict[str, tuple[int, int]] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
+    prices: dict[int, PriceList] = field(default_factory=dict)
+    pinned: dict[str, int] = field(default_factory=dict)
+    used: dict[str, dict[str, list[int]]] = field(default_factory=lambda: defaultdict(dict))
+    revoked: set[str] = field(default_factory=set)
 
     def read(self, event: Aggregate.Event) -> None:
         """One event, in log order; every prefix of the log is looked at."""
@@ -72,6 +79,20 @@ class Auditor:
             event.limits.open_fine_tunes,
             event.limits.open_batches,
         )
+
+    def _account_limits_set(self, event) -> None:  # type: ignore[no-untyped-def]
+        limits = event.limits
+        self.limits[event.originator_id] = (limits.open_fine_tunes, limits.open_batches)
+
+    def _key_spend_revoked(self, event) -> None:  # type: ignore[no-untyped-def]
+        self.revoked.add(event.originator_id)
+
+    def _price_book_opened(self, event) -> None:  # type: ignore[no-untyped-def]
+        self.prices[event.prices.version] = event.prices
+
+    def _price_book_published(self, event) -> None:  # type: ignore[no-untyped-def]
+        assert event.prices.version not in self.prices, "a version is published once (20)"
+        self.prices[event.prices.version] = event.prices
 
     def _account_credit_granted(self, event) -> None:  # type: ignore[no-untyped-def]
         self.granted[event.originator_id] += event.amount_nano_usd
@@ -120,6 +141,7 @@ class Auditor:
 
     def _credit_hold_placed(self, event) -> None:  # type: ignore[no-untyped-def]
         assert event.work_id not in self.holds, "one hold for each job (7)"
+        assert event.price_version == self.pinned[event.work_id], "at the prices of its create (20)"
         self.holds[event.work_id] = Hold(
             account_id=event.account_id,
             key_id=event.key_id,
@@ -153,7 +175,7 @@ class Auditor:
         self.statuses[work] = status
 
     def _batch_created(self, event) -> None:  # type: ignore[no-untyped-def]
-        self.statuses[event.originator_id] = "validating"
+        self._created(event, event.price_version, "validating")
 
     def _batch_started(self, event) -> None:  # type: ignore[no-untyped-def]
         self._move(event.originator_id, "in_progress", BATCH_PATHS)
@@ -168,11 +190,65 @@ class Auditor:
         self._move(event.originator_id, "cancelling", BATCH_PATHS)
 
     def _batch_finished(self, event) -> None:  # type: ignore[no-untyped-def]
-        self._move(event.originator_id, event.ending, BATCH_PATHS)
-        self.charges[event.originator_id] = event.receipt.charge_nano_usd if event.receipt else 0
+        work = event.originator_id
+        self._move(work, event.ending, BATCH_PATHS)
+        prices = self.prices[self.pinned[work]]
+        tokens = [
+            (count, rate)
+            for model, counts in self.used[work].items()
+            for count, rate in zip(
+                counts,
+                (
+                    prices.of(model).input_nano_usd_per_mtok,
+                    prices.of(model).output_nano_usd_per_mtok,
+                ),
+                strict=True,
+            )
+        ]
+        minimum = 0
+        if event.receipt and event.ending == "completed":
+            minimum = prices.of(event.receipt.base).minimum_per_batch_nano_usd
+        self._charge(work, event.receipt, tokens, minimum=minimum)
+        assert (event.receipt is not None) == (event.completed > 0), "only success costs"
+
+    def _batch_chunk_finished(self, event) -> None:  # type: ignore[no-untyped-def]
+        for each in event.result.usage:
+            counts = self.used[event.originator_id].setdefault(each.model, [0, 0])
+            counts[0] += each.input_tokens
+            counts[1] += each.output_tokens
+
+    def _created(self, event, price_version: int, status: str) -> None:  # type: ignore[no-untyped-def]
+        assert event.key_id not in self.revoked, "a revoked key opens nothing"
+        assert price_version == max(self.prices), "a create pins the prices of its moment"
+        self.statuses[event.originator_id] = status
+        self.pinned[event.originator_id] = price_version
+
+    def _charge(  # type: ignore[no-untyped-def]
+        self, work: str, receipt, tokens: list[tuple[int, int]], *, minimum: int
+    ) -> None:
+        """Invariant 6: the charge, computed again from what was measured and published."""
+        if receipt is None:
+            self.charges[work] = 0
+            return
+        maximum = self.holds[work].maximum
+        exact = sum(Fraction(count * rate, 10**6) for count, rate in tokens)
+        wanted = min(maximum, max(minimum, ceil(exact)))
+        assert receipt.charge_nano_usd == wanted, "a charge follows from its receipt (6)"
+        assert receipt.returned_nano_usd == maximum - wanted
+        self.charges[work] = wanted
+
+    def _trained(self, event, tokens: int, *, minimum: bool) -> None:  # type: ignore[no-untyped-def]
+        if event.receipt is None:
+            self.charges[event.originator_id] = 0
+            return
+        of_base = self.prices[self.pinned[event.originator_id]].of(event.receipt.base)
+        rate = of_base.training_nano_usd_per_mtok
+        assert rate is not None
+        floor = of_base.minimum_per_job_nano_usd if minimum else 0
+        self._charge(event.originator_id, event.receipt, [(tokens, rate)], minimum=floor)
 
     def _fine_tuning_job_created(self, event) -> None:  # type: ignore[no-untyped-def]
-        self.statuses[event.originator_id] = "validating_files"
+        self._created(event, event.settings.price_version, "validating_files")
 
     def _fine_tuning_job_queued(self, event) -> None:  # type: ignore[no-untyped-def]
         self._move(event.originator_id, "queued", JOB_PATHS)
@@ -182,13 +258,13 @@ class Auditor:
 
     def _fine_tuning_job_succeeded(self, event) -> None:  # type: ignore[no-untyped-def]
         self._move(event.originator_id, "succeeded", JOB_PATHS)
-        self.charges[event.originator_id] = event.receipt.charge_nano_usd
+        self._trained(event, event.result.trained_tokens, minimum=True)
 
     def _fine_tuning_job_failed(self, event) -> None:  # type: ignore[no-untyped-def]
         self._move(event.originator_id, "failed", JOB_PATHS)
         charge = event.receipt.charge_nano_usd if event.receipt else 0
         assert event.side == "customer" or charge == 0, "platform failures are free (6)"
-        self.charges[event.originator_id] = charge
+        self._trained(event, event.trained_tokens, minimum=False)
 
     def _fine_tuning_job_cancelled(self, event) -> None:  # type: ignore[no-untyped-def]
         self._move(event.originator_id, "cancelled", JOB_PATHS)
