@@ -19,6 +19,7 @@ from adapters.settings import Settings, process_environment
 from adapters.telemetry import configure_logging
 from api.app import create_app
 from api.control import Api
+from api.http_protocol import BoundedHttp
 
 KEEP_ALIVE_SECONDS = 90
 """Longer than the SDKs keep an idle connection: one that dies under a POST is sent again."""
@@ -41,6 +42,8 @@ def server_config(app: Starlette) -> uvicorn.Config:
     """How uvicorn serves the application; tests serve it in the same way."""
     return uvicorn.Config(
         app,
+        http=BoundedHttp,
+        ws="none",
         access_log=False,
         log_config=None,
         server_header=False,

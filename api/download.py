@@ -18,7 +18,7 @@ from domain.errors import InvalidRequest, NotFound
 from domain.messages import ObjectRef
 from domain.ports import ObjectMissing, Objects
 
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)")
 
 
 async def send_object(
@@ -69,9 +69,15 @@ def _bounds(wanted: re.Match[str], *, size: int) -> tuple[int, int]:
     """The range as [start, end); empty where it cannot be satisfied."""
     first, last = wanted.groups()
     if not first:
-        return max(0, size - int(last)), size
-    end = min(int(last) + 1, size) if last else size
-    return int(first), end
+        return size - _position(last, size=size), size
+    end = min(_position(last, size=size) + 1, size) if last else size
+    return _position(first, size=size), end
+
+
+def _position(digits: str, *, size: int) -> int:
+    """The number, or `size` if it is larger; Python reads no integer of thousands of digits."""
+    significant = digits.lstrip("0")
+    return size if len(significant) > len(str(size)) else min(size, int(significant or "0"))
 
 
 def _unsatisfiable(size: int) -> Response:

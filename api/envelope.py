@@ -34,6 +34,11 @@ class RequestRecord:
     status: int = 0
 
 
+def new_request_id() -> str:
+    """What `x-request-id` says."""
+    return f"req_{secrets.token_hex(16)}"
+
+
 def record_of(scope: Scope) -> RequestRecord:
     """The request's record."""
     record = scope[SCOPE_KEY]
@@ -52,7 +57,7 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(request_id=f"req_{secrets.token_hex(16)}")
+        record = RequestRecord(request_id=new_request_id())
         scope[SCOPE_KEY] = record
         began = time.perf_counter()
 

@@ -16,6 +16,9 @@ from api.json_response import json_response
 from domain.errors import GridlineError, MethodNotAllowed, NotFound
 
 BASE_PATH = "/openai/v1"
+MESSAGE_CHARACTERS_MAX = 1_000
+"""A refusal may name what was sent, but a client that sends a name of a megabyte gets it cut."""
+PARAM_CHARACTERS_MAX = 200
 
 
 def error_response(error: GridlineError) -> Response:
@@ -24,9 +27,9 @@ def error_response(error: GridlineError) -> Response:
     The SDKs send 409 and 429 again on their own; `x-should-retry` stops them where that is no use.
     """
     body: dict[str, Any] = {
-        "message": error.message,
+        "message": _cut(error.message, MESSAGE_CHARACTERS_MAX),
         "type": error.error_type,
-        "param": error.param,
+        "param": None if error.param is None else _cut(error.param, PARAM_CHARACTERS_MAX),
         "code": error.code,
     }
     if error.limit is not None:
@@ -42,6 +45,10 @@ def error_response(error: GridlineError) -> Response:
     if error.status == 401:
         response.headers["www-authenticate"] = 'Bearer realm="gridline"'
     return response
+
+
+def _cut(text: str, characters_max: int) -> str:
+    return text if len(text) <= characters_max else f"{text[: characters_max - 1]}…"
 
 
 def internal_error_response() -> Response:

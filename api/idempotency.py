@@ -44,15 +44,23 @@ async def create_once(
         body_sha256=body_sha256,
         idempotency_key=_key(call),
     )
-    made = await _made_before(call, origin)
-    if made is not None:
-        return made
+    if origin.idempotency_key is not None:
+        made = await call.execute(made_before, origin)
+        if made is not None:
+            return made
+    repeated = origin.idempotency_key is None and call.retry_count > 0
     in_flight = call.api.creates_in_flight
     fingerprint = (origin.key_id, origin.route, body_sha256)
+    first = in_flight.get(fingerprint)
+    if repeated and first is not None:
+        return await asyncio.shield(first)
+    # Registered before the records are read: of two repeats at once the second waits.
     deciding: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     in_flight[fingerprint] = deciding
     try:
-        made = await create(origin)
+        made = await _recorded(call, origin) if repeated else None
+        if made is None:
+            made = await create(origin)
     except BaseException as error:
         deciding.set_exception(error)
         deciding.exception()  # whoever waits is told; with nobody waiting it is no lost exception
@@ -73,14 +81,7 @@ def repeats_lately(call: Call, done_at: datetime | None) -> bool:
     return call.api.control.clock.now() - done_at <= REPEATED_WITHIN
 
 
-async def _made_before(call: Call, origin: Origin) -> str | None:
-    if origin.idempotency_key is not None:
-        return await call.execute(made_before, origin)
-    if call.retry_count == 0:
-        return None
-    deciding = call.api.creates_in_flight.get((origin.key_id, origin.route, origin.body_sha256))
-    if deciding is not None:
-        return await asyncio.shield(deciding)
+async def _recorded(call: Call, origin: Origin) -> str | None:
     return await call.read(
         fingerprints.find,
         key_id=origin.key_id,

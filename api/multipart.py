@@ -126,10 +126,10 @@ class MultipartReader:
         return self._ended
 
     async def _find(self, mark: bytes, *, within_bytes: int) -> int:
-        while (at := self._buffer.find(mark)) < 0:
-            if len(self._buffer) > within_bytes:
-                raise InvalidRequest("The headers of a part are too long.")
+        while (at := self._buffer.find(mark)) < 0 and len(self._buffer) <= within_bytes:
             await self._more()
+        if not 0 <= at <= within_bytes:
+            raise InvalidRequest("The headers of a part are too long.")
         return at
 
     async def _more(self) -> None:

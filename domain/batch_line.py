@@ -283,7 +283,11 @@ def _invalid(param: str, what: str) -> Fault:
 
 def _unsupported(name: str, *, at: str = "") -> Fault:
     if not _SAFE_NAME.fullmatch(name):
-        return ("unsupported_parameter", f"{at or 'the line '}holds an unknown field", at + "?")
+        return (
+            "unsupported_parameter",
+            f"{at.rstrip('.') or 'the line'} holds an unknown field",
+            at + "?",
+        )
     return ("unsupported_parameter", f"Unsupported parameter: {at}{name}", at + name)
 
 

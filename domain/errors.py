@@ -71,6 +71,14 @@ class FileTooLarge(GridlineError):
     code = "file_too_large"
 
 
+class RequestTimeout(GridlineError):
+    """A request body that did not come to its end in time."""
+
+    status = 408
+    code = "request_timeout"
+    retryable = True
+
+
 class UnsupportedContentEncoding(GridlineError):
     """A request body with a Content-Encoding."""
 

@@ -14,9 +14,13 @@ TOKENS_PER_RATE_UNIT = 1_000_000
 
 
 def nano_usd(usd: str | Decimal | int) -> int:
-    """The exact nano-USD of a decimal amount of USD. Raises ValueError if it is not exact."""
-    scaled = Decimal(usd) * NANO_USD_PER_USD
-    if scaled != scaled.to_integral_value():
+    """The exact nano-USD of a decimal amount of USD. Raises ValueError if it is no amount, or not
+    exact."""
+    try:
+        scaled = Decimal(usd) * NANO_USD_PER_USD
+    except ArithmeticError:
+        raise ValueError(f"{usd!r} is no amount of USD") from None
+    if not scaled.is_finite() or scaled != scaled.to_integral_value():
         raise ValueError(f"{usd} USD is not a whole number of nano-USD")
     return int(scaled)
 

@@ -199,7 +199,7 @@ class _RowReader:
             if name in known or (value is None and name in optional):
                 continue
             if not _SAFE_NAME.fullmatch(name):
-                self._refuse(f"{at or 'the row '}holds an unknown field")
+                self._refuse(f"{at.rstrip('.') or 'the row'} holds an unknown field")
             missing = f", and a {known[0]} list is missing" if known[0] not in given else ""
             self._refuse(f"unsupported field: {at}{name}{missing}")
 

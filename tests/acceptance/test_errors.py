@@ -8,6 +8,7 @@ import socket
 import openai
 import pytest
 
+from api import json_body
 from api.routes.not_offered import INSTEAD
 from domain.commands.accounts import RevokeKey, revoke_key
 from tests.acceptance.conftest import Served
@@ -170,6 +171,49 @@ def test_an_endless_json_body_is_refused(served: Served) -> None:
     with served.http() as http:
         answer = http.post("/openai/v1/batches", content=b" " * 1_100_000)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+def test_a_declared_size_past_the_limit_is_refused_before_the_body_comes(served: Served) -> None:
+    with socket.create_connection(served.address, timeout=5) as connection:
+        connection.sendall(
+            b"POST /openai/v1/batches HTTP/1.1\r\nHost: x\r\n"
+            b"Content-Length: 18446744073709551615\r\n"
+            + f"Authorization: Bearer {served.tenant.key}\r\n\r\n".encode()
+        )
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413")
+
+
+def test_a_json_body_that_never_ends_is_given_up(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_body, "BODY_SECONDS_MAX", 0.05)
+    with socket.create_connection(served.address, timeout=5) as connection:
+        connection.sendall(
+            b"POST /openai/v1/batches HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+            + f"Authorization: Bearer {served.tenant.key}\r\n\r\n1\r\n{{\r\n".encode()
+        )
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b'"code":"request_timeout"' in answer
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"%b": 1}' % (b"x" * 900_000),
+        b'{"model": "%b"}' % (b"x" * 900_000),
+        b'{"model": "smollm2-135m-instruct", "method": {"type": "dpo", "%b": 1}}'
+        % (b"x" * 900_000),
+    ],
+)
+def test_a_refusal_names_what_was_sent_but_not_a_megabyte_of_it(
+    served: Served, body: bytes
+) -> None:
+    with served.http() as http:
+        answer = http.post("/openai/v1/fine_tuning/jobs", content=body)
+    assert answer.status_code == 400
+    assert "xxx" in answer.json()["error"]["message"]
+    assert len(answer.content) < 4_000
 
 
 def test_our_own_mistake_is_500_without_detail(

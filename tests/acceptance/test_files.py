@@ -232,6 +232,11 @@ def test_a_range_is_answered_with_its_bytes(served: Served) -> None:
             416,
             f"bytes */{len(data)}",
         )
+        for endless in (f"bytes={'9' * 5000}-", "bytes=-0", "bytes=5-2"):
+            assert http.get(url, headers={"range": endless}).status_code == 416
+        for wide in (f"bytes=-{'9' * 5000}", f"bytes={'0' * 5000}-", f"bytes=0-{'9' * 5000}"):
+            answer = http.get(url, headers={"range": wide})
+            assert (answer.status_code, answer.content) == (206, data)
         changed = http.get(url, headers={"range": "bytes=0-1", "if-range": '"other"'})
         assert (changed.status_code, changed.content) == (200, data)
         several = http.get(url, headers={"range": "bytes=0-1,5-6"})

@@ -145,6 +145,23 @@ async def test_a_retry_waits_for_a_first_try_that_is_still_being_decided(
     assert api.creates_in_flight == {}
 
 
+async def test_of_repeats_at_once_whose_first_try_was_lost_one_creates(served: Served) -> None:
+    api = Api(control=served.plane, lease_seconds=30)
+    creates: list[str] = []
+
+    async def create(_: Origin) -> str:
+        creates.append(f"batch_{len(creates)}")
+        return creates[-1]
+
+    answers = await asyncio.gather(
+        *(
+            create_once(_call(api, retry_count=b"1"), body_sha256="b", create=create)
+            for _ in range(10)
+        )
+    )
+    assert (set(answers), creates) == ({"batch_0"}, ["batch_0"])
+
+
 def test_an_sdks_retry_of_a_cancel_or_delete_answers_as_the_first_try(served: Served) -> None:
     client = served.openai()
     file = client.files.create(file=("t.jsonl", chat_file()), purpose="fine-tune")

@@ -110,6 +110,9 @@ def test_a_long_filename_is_cut_at_a_whole_character() -> None:
         b'--Bx\r\nContent-Disposition: form-data; name="file"\r\n\r\nx\r\n--B--',
         b"--B\r\nContent-Disposition: form-data\r\n\r\nno name\r\n--B--",
         b"--B\r\nX: " + b"y" * 20_000 + b"\r\n\r\nx\r\n--B--",
+        b'--B\r\nContent-Disposition: form-data; name="file"\r\nX: '
+        + b"y" * 20_000
+        + b"\r\n\r\nx\r\n--B--",
     ],
 )
 async def test_what_is_not_multipart_is_refused(body: bytes) -> None:

@@ -263,6 +263,15 @@ def test_fifty_thousand_requests_fit_and_one_more_does_not() -> None:
     assert "50,000" in over.errors[0].message
 
 
+def test_a_field_whose_name_could_be_text_is_placed_and_not_quoted() -> None:
+    messages = [{"role": "user", "content": "Hi", "two words": 1}]
+    facts = chat({"two words": 1}, {"messages": messages})
+    assert [error.message for error in facts.errors] == [
+        "Line 1: body holds an unknown field.",
+        "Line 2: body.messages[0] holds an unknown field.",
+    ]
+
+
 def test_no_fault_quotes_the_line() -> None:
     secret = "secretword"
     facts = chat(

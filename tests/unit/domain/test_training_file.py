@@ -199,6 +199,18 @@ def test_a_field_whose_name_could_be_text_of_the_row_is_not_quoted() -> None:
     assert "parcel" not in refused.message
 
 
+@pytest.mark.parametrize(
+    ("row", "place"),
+    [
+        (PLAIN | {"two words": 1}, "the row holds"),
+        ({"messages": [{"role": "user", "content": "x", "two words": 1}]}, "messages[0] holds"),
+        ({"input": {"messages": [], "two words": 1}}, "input holds"),
+    ],
+)
+def test_an_unknown_field_is_placed_in_words(row: Any, place: str) -> None:
+    assert f"Line 1: {place} an unknown field." in refusal(jsonl(row)).message
+
+
 def test_weight_zero_keeps_a_turn_as_context() -> None:
     row = parse_row(
         jsonl(
