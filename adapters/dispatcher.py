@@ -75,6 +75,8 @@ class Dispatcher:
             if task is None:
                 return
             if self._unanswered.get(attempt, 0) >= ASSIGNS_MAX:
+                # A training that began stays, and is asked for its report again.
+                self._unanswered[attempt] = 0
                 await self._give_back(attempt)
                 return
             await self._send(Assign(attempt=attempt, task=task))

@@ -1,0 +1,314 @@
+"""Work always ends: whatever comes late, never comes, or is lost, no hold stays open and no slot
+taken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from adapters.audit import verify
+from adapters.batch_results import BatchResults
+from adapters.dispatcher import ASSIGNS_MAX, BEATS_BEFORE_REPEAT, Dispatcher
+from adapters.event_store import EventStore
+from adapters.fleet import Fleet
+from adapters.watchdogs import Watchdogs
+from domain.account import Account
+from domain.batch import STOP_WITHIN, Batch, ChunkPlan
+from domain.commands import accounts, batches, files
+from domain.ids import derived_file_id, fine_tuned_model_name
+from domain.messages import Attempt, ChunkFinished, ChunkProgress, Heartbeat, Started
+from domain.scheduling import AssignedWork
+from projections import work
+from projections.registry import INLINE
+from tests.conftest import Database
+from tests.fakes import FakeBroker, FakeObjects
+from tests.integration.product_rig import BASE, PRICES, ProductRig
+
+
+@pytest.fixture
+def rig(database: Database) -> Iterator[ProductRig]:
+    rig = ProductRig(database)
+    yield rig
+    rig.close()
+
+
+def of(rig: ProductRig, cls: type[Any], id: str) -> Any:
+    """The aggregate's fields as the writer has them."""
+    return rig.run(lambda uow, asked: dict(vars(uow.get(cls, asked))), id)
+
+
+def account(rig: ProductRig) -> Any:
+    return of(rig, Account, rig.account_id)
+
+
+def to_finalize(rig: ProductRig) -> list[str]:
+    return work.batches_to_finalize(rig.connection, limit=9)
+
+
+def end_window(rig: ProductRig, batch_id: str) -> None:
+    rig.clock.advance(timedelta(hours=24))
+    rig.run(batches.end_batch_window, batches.EndBatchWindow(batch_id))
+
+
+def test_a_plan_that_comes_after_the_window_starts_nothing(rig: ProductRig) -> None:
+    batch_id = rig.create_batch()
+    end_window(rig, batch_id)
+    rig.validate(batch_id)
+    rig.start(batch_id)
+    assert to_finalize(rig) == [batch_id]
+    rig.finish_batch(batch_id, completed=0, failed=0)
+    assert of(rig, Batch, batch_id)["status"] == "expired"
+    assert (account(rig)["holds_nano_usd"], account(rig)["open_batches"]) == ({}, [])
+
+
+def test_faults_that_are_found_after_the_window_do_not_change_how_a_batch_ends(
+    rig: ProductRig,
+) -> None:
+    batch_id = rig.create_batch()
+    end_window(rig, batch_id)
+    fault = batches.LineError(code="empty_file", message="Empty.", param=None, line=None)
+    rig.run(batches.fail_batch, batches.FailBatch(batch_id, (fault,)))
+    assert to_finalize(rig) == [batch_id]
+
+
+def test_a_start_that_comes_after_the_window_holds_nothing(rig: ProductRig) -> None:
+    batch_id = rig.create_batch()
+    rig.validate(batch_id)
+    end_window(rig, batch_id)
+    rig.start(batch_id)
+    assert account(rig)["holds_nano_usd"] == {}
+    assert to_finalize(rig) == [batch_id]
+    rig.finish_batch(batch_id, completed=0, failed=8)
+    assert of(rig, Batch, batch_id)["status"] == "expired"
+
+
+@pytest.mark.parametrize("why", ["cancelled", "expired"])
+def test_a_runner_that_does_not_stop_is_not_waited_for(rig: ProductRig, why: str) -> None:
+    batch_id = rig.create_batch()
+    rig.validate(batch_id)
+    rig.start(batch_id)
+    rig.finish_chunk(rig.assign(batch_id, 0))
+    stubborn = rig.assign(batch_id, 1)
+    if why == "cancelled":
+        rig.run(batches.cancel_batch, batches.CancelBatch(rig.account_id, batch_id))
+    else:
+        end_window(rig, batch_id)
+
+    def overdue() -> list[str]:
+        found = work.batches_not_stopping(rig.connection, now=rig.clock.now(), limit=9)
+        for each in found or [batch_id]:
+            rig.run(batches.stop_waiting, batches.StopWaiting(each))
+        return found
+
+    rig.clock.advance(STOP_WITHIN - timedelta(seconds=1))
+    assert overdue() == []
+    assert to_finalize(rig) == []
+    rig.clock.advance(timedelta(seconds=1))
+    assert overdue() == [batch_id]
+    assert to_finalize(rig) == [batch_id]
+    rig.finish_chunk(stubborn)
+    assert of(rig, Batch, batch_id)["chunks"][1].result is None
+    rig.finish_batch(batch_id, completed=4, failed=4)
+    assert of(rig, Batch, batch_id)["status"] == why
+    assert of(rig, Batch, batch_id)["receipt"].charge_nano_usd > 0
+    assert account(rig)["holds_nano_usd"] == {}
+
+
+def test_a_result_of_more_lines_than_the_chunk_has_is_a_failed_try(rig: ProductRig) -> None:
+    batch_id = rig.create_batch()
+    rig.validate(batch_id)
+    rig.start(batch_id)
+    rig.report(rig.assign(batch_id, 0), ChunkFinished(completed=3, failed=2))
+    chunk = of(rig, Batch, batch_id)["chunks"][0]
+    assert (chunk.state, chunk.failures, chunk.result) == ("pending", 1, None)
+
+
+def test_work_at_a_price_of_zero_starts_and_ends(rig: ProductRig) -> None:
+    free = {name: 0 for name, amount in PRICES.models[BASE] if amount is not None}
+    models = {**PRICES.models, BASE: PRICES.models[BASE].model_copy(update=free)}
+    prices = PRICES.model_copy(update={"version": 2, "models": models})
+    rig.run(accounts.publish_prices, accounts.PublishPrices(prices=prices))
+    rig.job_that_succeeds()
+    rig.runner().catch_up()
+    assert account(rig)["charged_nano_usd"] == 0
+    assert verify(rig.connection).differences == ()
+
+
+def test_a_batch_of_many_events_loads_from_its_snapshot_as_it_is(
+    rig: ProductRig, database: Database
+) -> None:
+    batch_id = rig.create_batch()
+    rig.validate(batch_id, chunks=3)
+    rig.start(batch_id)
+    rig.finish_chunk(rig.assign(batch_id, 0))
+    attempt = rig.assign(batch_id, 1)
+    for done in range(250):
+        rig.report(attempt, ChunkProgress(completed=done + 1, failed=0))
+    live = of(rig, Batch, batch_id)
+    rows = rig.connection.execute(
+        "SELECT originator_version AS version FROM gridline_snapshots WHERE originator_id = %s",
+        (batch_id,),
+    ).fetchall()
+    assert rows[0]["version"] >= 200
+    assert live["_version"] > rows[0]["version"]
+    store = EventStore(database.application_url, projections=INLINE)
+    try:
+        loaded = store.load(Batch, batch_id)
+    finally:
+        store.close()
+    assert loaded is not None
+    assert vars(loaded) == live
+    rig.runner().catch_up()
+    assert verify(rig.connection).differences == ()
+
+
+# Adapters -------------------------------------------------------------------------------------
+
+
+async def sweep(rig: ProductRig, objects: FakeObjects) -> set[str]:
+    """What is left of adapters."""
+    watchdogs = Watchdogs(
+        writer=rig.writer,
+        queue=None,  # type: ignore[arg-type]  # a sweep asks the log and the store alone
+        objects=objects,
+        clock=rig.clock,
+        steady_seconds=lambda: 0.0,
+    )
+    await watchdogs.sweep()
+    return {key async for key in objects.list_keys("adapters/")}
+
+
+async def test_an_open_batch_keeps_a_deleted_models_files_until_it_ends(rig: ProductRig) -> None:
+    job_id = rig.job_that_succeeds()
+    name = fine_tuned_model_name(BASE, rig.account_id, job_id)
+    batch_id = rig.create_batch()
+    plan = batches.RecordBatchPlan(
+        batch_id=batch_id,
+        base=BASE,
+        requests=4,
+        chunks=(ChunkPlan(start_byte=0, end_byte=9, first_line=1, requests=4),),
+        first_lines={name: 1},
+        maximum_nano_usd=50_000_000,
+    )
+    rig.run(batches.record_batch_plan, plan)
+    rig.start(batch_id)
+    adapter = of(rig, Batch, batch_id)["plan"].adapters[0]
+    kept = {adapter.config.key, adapter.weights.key}
+    objects = FakeObjects()
+    for key in kept:
+        objects.add(key, b"an adapter")
+    objects.add(f"adapters/{job_id}/7/adapter_model.safetensors", b"of an older attempt")
+    assert await sweep(rig, objects) == kept
+    keys = rig.run(files.delete_model, files.DeleteModel(rig.account_id, name))
+    assert keys == ()
+    assert await sweep(rig, objects) == kept
+    rig.finish_chunk(rig.assign(batch_id, 0))
+    rig.finish_batch(batch_id, completed=4, failed=0)
+    assert await sweep(rig, objects) == set()
+
+
+async def test_a_deleted_model_that_nothing_staged_goes_at_once(rig: ProductRig) -> None:
+    name = fine_tuned_model_name(BASE, rig.account_id, rig.job_that_succeeds())
+    keys = rig.run(files.delete_model, files.DeleteModel(rig.account_id, name))
+    assert len(keys) == 2
+
+
+async def test_a_running_trainings_files_are_not_swept(rig: ProductRig) -> None:
+    job_id = rig.create_job()
+    rig.start(job_id)
+    rig.report(rig.assign(job_id), Started())
+    objects = FakeObjects()
+    key = f"adapters/{job_id}/1/adapter_model.safetensors"
+    objects.add(key, b"just stored")
+    assert await sweep(rig, objects) == {key}
+
+
+# Lost objects and runners that do not work ------------------------------------------------------
+
+
+async def test_a_batch_whose_input_is_lost_while_it_runs_ends_with_a_line_for_each_request(
+    rig: ProductRig,
+) -> None:
+    batch_id = rig.create_batch()
+    rig.validate(batch_id)
+    rig.start(batch_id)
+    finished = rig.assign(batch_id, 0)
+    objects = FakeObjects()
+    output = objects.add(
+        f"chunks/{batch_id}/0/1/output.jsonl",
+        b"".join(b'{"custom_id":"%d"}\n' % number for number in range(3)),
+    )
+    rig.report(finished, ChunkFinished(completed=3, failed=0, output=output, cancelled=True))
+    rig.run(batches.cancel_batch, batches.CancelBatch(rig.account_id, batch_id))
+    await BatchResults(writer=rig.writer, objects=objects).finalize(batch_id)
+    assert of(rig, Batch, batch_id)["status"] == "cancelled"
+    stored = objects.stored[f"files/{derived_file_id(batch_id, 'error')}"]
+    lines = [json.loads(line) for line in stored.splitlines()]
+    assert [line["custom_id"] for line in lines] == [None] * 5
+    assert {line["error"]["code"] for line in lines} == {"batch_cancelled"}
+    assert len({line["id"] for line in lines}) == 5
+
+
+class _Beats:
+    """A runner that beats and names nothing, and the dispatcher that sends it work."""
+
+    def __init__(self, rig: ProductRig) -> None:
+        self.rig = rig
+        self.broker = FakeBroker()
+        self.fleet = Fleet(lease_seconds=30, heartbeat_seconds=3, steady_seconds=lambda: 0.0)
+        self.dispatcher = Dispatcher(
+            writer=rig.writer,
+            producer=self.broker,
+            fleet=self.fleet,
+            broker_answers=self._answers,
+        )
+
+    async def _answers(self) -> bool:
+        return True
+
+    async def until_given_back(self, running: tuple[Attempt, ...] = ()) -> int:
+        """Rounds with the assigned work of the log, as many as it takes; the assigns sent."""
+        for _ in range(BEATS_BEFORE_REPEAT * (ASSIGNS_MAX + 2)):
+            beat = Heartbeat(
+                runner_id="runner_a",
+                gpu_class="cpu",
+                sent_at=self.rig.clock.now(),
+                slots={"batch_chunk": 1, "train": 1},
+                running=running,
+            )
+            self.fleet.hear(beat)
+            assigned: tuple[AssignedWork, ...] = work.assigned(self.rig.connection)
+            await self.dispatcher.reconcile(assigned)
+        return sum(len(records) for records in self.broker.topics.values())
+
+
+async def test_work_that_a_runner_does_not_take_is_given_to_another(rig: ProductRig) -> None:
+    batch_id = rig.create_batch()
+    rig.validate(batch_id)
+    rig.start(batch_id)
+    rig.assign(batch_id, 0)
+    assert await _Beats(rig).until_given_back() == ASSIGNS_MAX
+    assert work.assigned(rig.connection) == ()
+    assert rig.assign(batch_id, 0, runner_id="runner_b").attempt == 2
+
+
+async def test_work_that_a_runner_names_stays_with_it(rig: ProductRig) -> None:
+    batch_id = rig.create_batch()
+    rig.validate(batch_id)
+    rig.start(batch_id)
+    attempt = rig.assign(batch_id, 0)
+    assert await _Beats(rig).until_given_back(running=(attempt,)) == 0
+    assert [each.attempt for each in work.assigned(rig.connection)] == [attempt]
+
+
+async def test_a_training_that_began_is_left_to_its_deadline(rig: ProductRig) -> None:
+    job_id = rig.create_job()
+    rig.start(job_id)
+    attempt = rig.assign(job_id)
+    rig.report(attempt, Started())
+    assert await _Beats(rig).until_given_back() > ASSIGNS_MAX, "it is still asked for its report"
+    assert [each.attempt for each in work.assigned(rig.connection)] == [attempt]
