@@ -49,11 +49,16 @@ class HoldEntry:
 
 @dataclass(slots=True)
 class JournalLine:
-    """A change of one ledger of an account, which the journal must have."""
+    """A change of one ledger of an account, which the journal must have, with what a statement
+    says of it."""
 
     account_id: str
     ledger: str
     amount: int
+    kind: str
+    work_id: str | None
+    note: str | None
+    at: datetime
 
 
 @dataclass(slots=True)
@@ -105,20 +110,33 @@ class Book:
         if sums.available < 0 or sums.held < 0:
             self.find("2 credit is never negative", event.originator_id, f"at position {position}")
 
-    def _enter(self, event: Any, position: int, *lines: tuple[str, int]) -> None:
+    def _enter(self, event: Any, position: int, kind: str, *lines: tuple[str, int]) -> None:
         self.journal[position] = [
-            JournalLine(event.originator_id, ledger, amount) for ledger, amount in lines
+            JournalLine(
+                account_id=event.originator_id,
+                ledger=ledger,
+                amount=amount,
+                kind=kind,
+                work_id=None if kind == "grant" else event.work_id,
+                note=event.reason if kind == "grant" else None,
+                at=event.envelope.at,
+            )
+            for ledger, amount in lines
         ]
 
     def _credit_granted(self, event: Any, position: int) -> None:
         amount = event.amount_nano_usd
         self._moved(event, position, available=amount, granted=amount)
-        self._enter(event, position, ("Expense:Grants", -amount), ("Customer:Available", amount))
+        self._enter(
+            event, position, "grant", ("Expense:Grants", -amount), ("Customer:Available", amount)
+        )
 
     def _credit_reserved(self, event: Any, position: int) -> None:
         amount = event.amount_nano_usd
         self._moved(event, position, available=-amount, held=amount)
-        self._enter(event, position, ("Customer:Available", -amount), ("Customer:Held", amount))
+        self._enter(
+            event, position, "hold", ("Customer:Available", -amount), ("Customer:Held", amount)
+        )
 
     def _credit_captured(self, event: Any, position: int) -> None:
         charge, returned = event.charge_nano_usd, event.returned_nano_usd
@@ -127,6 +145,7 @@ class Book:
         self._enter(
             event,
             position,
+            "charge",
             ("Customer:Held", -charge - returned),
             (f"Income:Usage:{product}", charge),
             ("Customer:Available", returned),
@@ -135,7 +154,13 @@ class Book:
     def _credit_released(self, event: Any, position: int) -> None:
         returned = event.returned_nano_usd
         self._moved(event, position, available=returned, held=-returned)
-        self._enter(event, position, ("Customer:Held", -returned), ("Customer:Available", returned))
+        self._enter(
+            event,
+            position,
+            "release",
+            ("Customer:Held", -returned),
+            ("Customer:Available", returned),
+        )
 
     # Holds ----------------------------------------------------------------------------------
 

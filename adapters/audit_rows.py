@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from adapters.audit_book import Book, Finding
+from adapters.audit_book import Book, Finding, JournalLine
 from adapters.postgres import Connection
 from domain.account import Account
 from domain.aggregate import Aggregate
@@ -17,6 +17,7 @@ from domain.file import File
 from domain.fine_tuned_model import FineTunedModel
 from domain.fine_tuning_job import FineTuningJob
 from domain.key_spend import KeySpend
+from domain.price_book import PriceBook
 
 _ACCOUNTS = """
     SELECT id, available_nano_usd, held_nano_usd, granted_nano_usd, charged_nano_usd,
@@ -35,8 +36,12 @@ _KEYS = """
     FROM api_keys
 """
 _KEY_DAYS = "SELECT key_id, day, charged_nano_usd, held_nano_usd FROM api_key_days"
-_BATCHES = "SELECT id, account_id, key_id, status, receipt FROM batches"
-_JOBS = "SELECT id, account_id, key_id, status, receipt FROM fine_tuning_jobs"
+_BATCHES = """
+    SELECT id, account_id, key_id, status, price_version, maximum_nano_usd, receipt FROM batches
+"""
+_JOBS = "SELECT id, account_id, key_id, status, settings, receipt FROM fine_tuning_jobs"
+_PRICES = "SELECT version, list FROM price_lists"
+_OPEN_WORK = "SELECT work_id, account_id FROM open_work"
 _FILES = """
     SELECT id, account_id, purpose, sha256, pins, deleted_at IS NOT NULL AS deleted FROM files
 """
@@ -44,7 +49,8 @@ _MODELS = """
     SELECT id, account_id, job_id, base, deleted_at IS NOT NULL AS deleted FROM models
 """
 _ENTRIES = """
-    SELECT position, line, account_id, ledger, amount_nano_usd, balance_nano_usd
+    SELECT position, line, account_id, ledger, kind, work_id, note, at, amount_nano_usd,
+           balance_nano_usd
     FROM journal_entries ORDER BY position, line
 """
 _BALANCES = "SELECT account_id, ledger, balance_nano_usd FROM journal_balances"
@@ -68,9 +74,11 @@ def compare_rows(
         for (key_id, day), (c, h) in book.key_days.items()
     }
     _compare(find, "api_key_days", _keyed(connection, _KEY_DAYS, "key_id", "day"), days)
-    _compare(find, "batches", _keyed(connection, _BATCHES, "id"), _work_rows(aggregates, Batch))
-    jobs = _work_rows(aggregates, FineTuningJob)
-    _compare(find, "fine_tuning_jobs", _keyed(connection, _JOBS, "id"), jobs)
+    _compare(find, "batches", _keyed(connection, _BATCHES, "id"), _batch_rows(aggregates))
+    _compare(find, "fine_tuning_jobs", _keyed(connection, _JOBS, "id"), _job_rows(aggregates))
+    _compare(find, "price_lists", _keyed(connection, _PRICES, "version"), _price_rows(aggregates))
+    open_work = _keyed(connection, _OPEN_WORK, "work_id")
+    _compare(find, "open_work", open_work, _open_work_rows(aggregates))
     _compare(find, "files", _keyed(connection, _FILES, "id"), _file_rows(aggregates))
     _compare(find, "models", _keyed(connection, _MODELS, "id"), _model_rows(aggregates))
 
@@ -84,23 +92,19 @@ def journal_position(connection: Connection) -> int:
 def compare_journal(connection: Connection, book: Book, *, through: int, find: Finding) -> None:
     """The journal against the book, up to where it has followed the log (19)."""
     balances: dict[tuple[str, str], int] = defaultdict(int)
-    entries: dict[int, list[tuple[str, str, int]]] = defaultdict(list)
+    entries: dict[int, list[JournalLine]] = defaultdict(list)
     for row in connection.execute(_ENTRIES).fetchall():
         account = (row["account_id"], row["ledger"])
         balances[account] += row["amount_nano_usd"]
-        entries[row["position"]].append((*account, row["amount_nano_usd"]))
+        entries[row["position"]].append(_journal_line(row))
         if balances[account] != row["balance_nano_usd"]:
             find(JOURNAL, _place(row), "the balance after the entry is not the sum of all before")
     for position, lines in entries.items():
-        if sum(amount for _, _, amount in lines):
+        if sum(line.amount for line in lines):
             find("19 a transaction sums to zero", f"journal position {position}", "it does not")
-    expected = {
-        position: [(line.account_id, line.ledger, line.amount) for line in lines]
-        for position, lines in book.journal.items()
-        if position <= through
-    }
+    expected = {position: lines for position, lines in book.journal.items() if position <= through}
     for position in sorted(expected.keys() | entries.keys()):
-        if sorted(expected.get(position, [])) != sorted(entries.get(position, [])):
+        if _ordered(expected.get(position, [])) != _ordered(entries.get(position, [])):
             find(JOURNAL, f"journal position {position}", "entries differ")
     for row in connection.execute(_BALANCES).fetchall():
         account = (row["account_id"], row["ledger"])
@@ -108,6 +112,22 @@ def compare_journal(connection: Connection, book: Book, *, through: int, find: F
             find(JOURNAL, " ".join(account), "the balance row is not the sum of the entries")
     for account in balances:
         find(JOURNAL, " ".join(account), "there is no balance row")
+
+
+def _journal_line(row: dict[str, Any]) -> JournalLine:
+    return JournalLine(
+        account_id=row["account_id"],
+        ledger=row["ledger"],
+        amount=row["amount_nano_usd"],
+        kind=row["kind"],
+        work_id=row["work_id"],
+        note=row["note"],
+        at=row["at"],
+    )
+
+
+def _ordered(lines: list[JournalLine]) -> list[JournalLine]:
+    return sorted(lines, key=lambda line: (line.account_id, line.ledger, line.amount))
 
 
 def _place(row: dict[str, Any]) -> str:
@@ -184,18 +204,50 @@ def _hold_rows(book: Book) -> dict[str, dict[str, Any]]:
     }
 
 
-def _work_rows(
-    aggregates: Mapping[str, Aggregate], cls: type[Batch] | type[FineTuningJob]
-) -> dict[str, dict[str, Any]]:
+def _batch_rows(aggregates: Mapping[str, Aggregate]) -> dict[str, dict[str, Any]]:
     return {
         each.id: {
-            "account_id": each.account_id,
-            "key_id": each.key_id,
-            "status": each.status,
-            "receipt": each.receipt.model_dump(mode="json") if each.receipt else None,
+            **_work_row(each),
+            "price_version": each.price_version,
+            "maximum_nano_usd": each.plan.maximum_nano_usd if each.plan else None,
         }
         for each in aggregates.values()
-        if isinstance(each, cls)
+        if isinstance(each, Batch)
+    }
+
+
+def _job_rows(aggregates: Mapping[str, Aggregate]) -> dict[str, dict[str, Any]]:
+    return {
+        each.id: {**_work_row(each), "settings": each.settings.model_dump(mode="json")}
+        for each in aggregates.values()
+        if isinstance(each, FineTuningJob)
+    }
+
+
+def _work_row(work: Batch | FineTuningJob) -> dict[str, Any]:
+    return {
+        "account_id": work.account_id,
+        "key_id": work.key_id,
+        "status": work.status,
+        "receipt": work.receipt.model_dump(mode="json") if work.receipt else None,
+    }
+
+
+def _open_work_rows(aggregates: Mapping[str, Aggregate]) -> dict[str, dict[str, Any]]:
+    """What the worker still sees: work that is missing here would never end."""
+    return {
+        each.id: {"account_id": each.account_id}
+        for each in aggregates.values()
+        if isinstance(each, Batch | FineTuningJob) and not each.is_terminal
+    }
+
+
+def _price_rows(aggregates: Mapping[str, Aggregate]) -> dict[int, dict[str, Any]]:
+    return {
+        version: {"list": prices.model_dump(mode="json")}
+        for each in aggregates.values()
+        if isinstance(each, PriceBook)
+        for version, prices in each.lists.items()
     }
 
 

@@ -143,6 +143,32 @@ def test_the_application_itself_cannot_edit_the_log(told: Ledger) -> None:
         ("DELETE FROM journal_entries WHERE kind = 'grant' AND line = 2", "19 the journal is"),
         ("UPDATE files SET pins = pins + 1 WHERE deleted_at IS NOT NULL", "the rows are"),
         ("UPDATE models SET deleted_at = created_at", "the rows are"),
+        ("UPDATE price_lists SET list = jsonb_set(list, '{version}', '7')", "the rows are"),
+        (
+            "UPDATE batches SET maximum_nano_usd = 1 WHERE status = 'completed'",
+            "the rows are",
+        ),
+        ("UPDATE batches SET price_version = 9 WHERE status = 'completed'", "the rows are"),
+        (
+            "UPDATE fine_tuning_jobs SET settings = jsonb_set(settings, '{maximum_nano_usd}', '1') "
+            "WHERE status = 'succeeded'",
+            "the rows are",
+        ),
+        ("DELETE FROM open_work WHERE kind = 'batch_chunk'", "the rows are"),
+        (
+            "UPDATE journal_entries SET work_id = 'batch_of_another' "
+            "WHERE kind = 'charge' AND ledger = 'Income:Usage:Batch'",
+            "19 the journal is",
+        ),
+        (
+            "UPDATE journal_entries SET note = 'a loan' WHERE kind = 'grant' AND line = 2",
+            "19 the journal is",
+        ),
+        (
+            "UPDATE journal_entries SET at = at - interval '1 day' WHERE kind = 'grant' "
+            "AND line = 1",
+            "19 the journal is",
+        ),
     ],
 )
 def test_a_changed_row_is_named(told: Ledger, statement: str, rule: str) -> None:
