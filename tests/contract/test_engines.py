@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from gpu_runners.weights import Weights
@@ -98,6 +100,22 @@ def test_a_field_that_cannot_be_honoured_is_refused_by_name(
 ) -> None:
     refusal = child.chat(QUESTION, **{field: value})
     assert (refusal["type"], refusal["status"], refusal["param"]) == ("refused", 400, field)
+
+
+def test_a_json_schema_is_held_to_or_refused_by_name(
+    child: EngineChild, request: pytest.FixtureRequest
+) -> None:
+    properties = {"city": {"type": "string", "maxLength": 20}, "capital": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
+    answer = child.chat(QUESTION, max_tokens=60, response_format=wanted)
+    if request.node.callspec.params["child"] == "vllm":
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        jsonschema.validate(json.loads(answer["choices"][0]["text"]), schema)
+        free = child.chat(QUESTION, max_tokens=5, response_format={"type": "json_object"})
+        assert free["choices"][0]["text"].startswith("{")
+    else:
+        assert (answer["type"], answer["param"]) == ("refused", "response_format")
 
 
 def test_a_prompt_longer_than_the_window_is_refused(child: EngineChild) -> None:
