@@ -127,6 +127,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._answered.disconnected = True
             self._answered.message_event.set()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: uvicorn's advice to install a library is none for what any client may send."""
+
     def _refuse_long_head(self) -> None:
         self._fault = _LONG_HEAD
         self.send_400_response(_LONG_HEAD)

@@ -7,12 +7,13 @@ stream, whatever its name or order. The parser never looks at what a part holds.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
-from domain.errors import InvalidRequest
+from domain.errors import InvalidRequest, RequestTimeout
 
 HEADER_BYTES_MAX = 16 * 1024
 """Of one part. A filename of 4 KB fits, an endless header does not."""
@@ -23,6 +24,8 @@ BOUNDARY_CHARACTERS_MAX = 200
 FILENAME_BYTES_MAX = 255
 """What file systems take."""
 DEFAULT_FILENAME = "upload"
+IDLE_SECONDS_MAX = 600.0
+"""Between two pieces; the SDKs give up a write after as long. The whole may take hours."""
 
 _PARAMETER = re.compile(r';\s*([\w*!#$%&\'+.^`|~-]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)')
 
@@ -58,7 +61,8 @@ def bare_filename(sent: str | None) -> str:
 class MultipartReader:
     """Walks a body: `next_part`, then that part's `data` or `text` to its end, and again.
 
-    Raises InvalidRequest where the body is not multipart or ends early.
+    Raises InvalidRequest where the body is not multipart or ends early, RequestTimeout where it
+    stops coming.
     """
 
     def __init__(self, stream: AsyncIterator[bytes], *, boundary: bytes) -> None:
@@ -142,10 +146,15 @@ class MultipartReader:
         if self._ended:
             return b""
         try:
-            return await anext(self._stream)
+            async with asyncio.timeout(IDLE_SECONDS_MAX):
+                return await anext(self._stream)
         except StopAsyncIteration:
             self._ended = True
             return b""
+        except TimeoutError:
+            raise RequestTimeout(
+                f"Nothing of the upload came for {IDLE_SECONDS_MAX:g} seconds. Send it again."
+            ) from None
 
 
 def _part_head(raw: bytes) -> PartHead:

@@ -21,7 +21,13 @@ from api.upload import Upload, UploadReceiver, too_large
 from domain import ids
 from domain.commands.files import DeleteFile, StoreFile, delete_file, store_file
 from domain.commands.idempotency import Origin
-from domain.errors import GridlineError, InvalidRequest, NotFound, StorageOutcomeUnknown
+from domain.errors import (
+    GridlineError,
+    InvalidRequest,
+    NotFound,
+    RequestTimeout,
+    StorageOutcomeUnknown,
+)
 from domain.limits import FILE_KEPT_SECONDS, MIB
 from domain.messages import ObjectRef
 from projections import files
@@ -57,7 +63,9 @@ async def create(call: Call) -> Response:
             call,
             reader,
             error,
-            unread=declared_bytes > 2 * bytes_max or "expect" in request.headers,
+            unread=declared_bytes > 2 * bytes_max
+            or "expect" in request.headers
+            or isinstance(error, RequestTimeout),
         )
     made = await _record(call, file_id, upload)
     return json_response(file_object(await _file(call, made)))

@@ -12,6 +12,7 @@ import httpx2
 import openai
 import pytest
 
+from api import multipart
 from domain.batch import LineError
 from domain.commands.batches import FailBatch, fail_batch
 from tests.acceptance.conftest import UPLOAD_BYTES_MAX, Served
@@ -207,6 +208,25 @@ def test_a_client_that_waits_to_be_told_is_refused_before_it_sends(
         )
         answer = connection.recv(65536)
     assert answer.startswith(b"HTTP/1.1 413" if length > 100 else b"HTTP/1.1 401")
+
+
+def test_an_upload_that_stops_coming_is_given_up_and_leaves_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multipart, "IDLE_SECONDS_MAX", 0.05)
+    before = served.stored_objects()
+    with socket.create_connection(served.address, timeout=5) as connection:
+        connection.sendall(
+            "POST /openai/v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n"
+            f"Authorization: Bearer {served.tenant.key}\r\n"
+            f"Content-Type: {BOUNDARY}\r\n\r\n".encode()
+            + _part("purpose", b"batch")
+            + _part("file", b"x" * 1_000, filename="x.jsonl")[:-10]
+        )
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"connection: close" in answer
+    assert served.stored_objects() == before
 
 
 def test_a_range_is_answered_with_its_bytes(served: Served) -> None:
