@@ -22,7 +22,14 @@ from domain.batch_results import (
     given_up_line,
     never_ran_line,
 )
-from domain.commands.batches import FinishBatch, ResultFile, finish_batch
+from domain.commands.batches import (
+    FinishBatch,
+    LoseResult,
+    ResultFile,
+    finish_batch,
+    lose_result,
+    may_end_without_lost_at,
+)
 from domain.jsonl import Line, LineSplitter
 from domain.limits import BATCH_LINE_BYTES_MAX, MIB
 from domain.messages import ObjectRef
@@ -40,10 +47,12 @@ _CODES: dict[Ending, NeverRan] = {"cancelled": "batch_cancelled", "expired": "ba
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    """The last state of a batch; its chunks change no more."""
+    """The last state of a batch; its chunks change no more. `without_lost`: what the store does
+    not have is no longer waited for."""
 
     batch_id: str
     ending: Ending
+    without_lost: bool
     input: ObjectRef
     chunks: tuple[Chunk, ...]
 
@@ -62,17 +71,27 @@ class BatchResults:
         batch = await self._writer.execute(_finished, batch_id, context)
         if batch is None:
             return
+        try:
+            output, errors = await self._write(batch)
+        except ObjectMissing as missing:
+            lost = LoseResult(batch_id, key=str(missing))
+            await self._writer.execute(lose_result, lost, context)
+            raise
+        await self._writer.execute(finish_batch, FinishBatch(batch_id, output, errors), context)
+        log.info("batch ended", extra={"fields": {"batch_id": batch_id, "ending": batch.ending}})
+        await self.forget_chunks(batch_id)
+
+    async def _write(self, batch: _Finished) -> tuple[ResultFile | None, ResultFile | None]:
+        """Output and error file; None for one that would be empty."""
         output = errors = None
         if any(chunk.result and chunk.result.output for chunk in batch.chunks):
-            output = await self._store(batch_id, "output", self._output(batch))
+            output = await self._store(batch.batch_id, "output", self._output(batch))
         if any(
             _lines_missing(chunk) or (chunk.result and chunk.result.errors)
             for chunk in batch.chunks
         ):
-            errors = await self._store(batch_id, "error", self._errors(batch))
-        await self._writer.execute(finish_batch, FinishBatch(batch_id, output, errors), context)
-        log.info("batch ended", extra={"fields": {"batch_id": batch_id, "ending": batch.ending}})
-        await self.forget_chunks(batch_id)
+            errors = await self._store(batch.batch_id, "error", self._errors(batch))
+        return output, errors
 
     async def forget_chunks(self, batch_id: str) -> None:
         """Deletes the chunks' objects of a batch that has ended: its files hold all of it."""
@@ -117,6 +136,8 @@ class BatchResults:
                     number = plan.first_line + line.number - 1
                     yield write(UnansweredRequest(batch.batch_id, number, custom_id))
         except ObjectMissing:
+            if not batch.without_lost:
+                raise
             # The batch still ends, and every request still has its line.
             log.exception("input lost", extra={"fields": {"batch_id": batch.batch_id}})
             for number in range(plan.first_line + len(answered), plan.first_line + plan.requests):
@@ -155,6 +176,7 @@ def _finished(uow: UnitOfWork, batch_id: str) -> _Finished | None:
     return _Finished(
         batch_id=batch.id,
         ending=batch.ending,
+        without_lost=uow.now >= may_end_without_lost_at(batch),
         input=batch.input,
         chunks=tuple(batch.chunks),
     )

@@ -293,6 +293,15 @@ class Batch(Aggregate, topic="gridline.batch"):
         )
         self._end_when_every_chunk_ended(envelope=envelope)
 
+    def lose_result(self, chunk: int, *, envelope: Envelope) -> None:
+        """A finished chunk's stored lines are gone: they become error lines and cost nothing."""
+        assert self.may_finalize
+        assert self.chunks[chunk].state == "finished"
+        attempt = self.chunks[chunk].attempt
+        self._attempt_failed(
+            chunk=chunk, attempt=attempt, code="result_lost", last=True, envelope=envelope
+        )
+
     def request_cancel(self, *, envelope: Envelope) -> None:
         """Stops what runs and keeps what is finished. Asking again while it is cancelling is asking
         once. Raises InvalidState when the batch has ended or is ending."""
@@ -403,6 +412,7 @@ class Batch(Aggregate, topic="gridline.batch"):
             state="abandoned" if last else "pending",
             runner_id=None,
             failures=self.chunks[chunk].failures + 1,
+            result=None,
         )
 
     @event("Progressed", topic="gridline.batch.progressed")

@@ -72,6 +72,8 @@ DAILY_SPEND_USD_NEW_ACCOUNT = 100
 """Fine-tuning page, "The job": per UTC day."""
 TRAINING_AT_A_TIME = 1
 """Both pages: one job trains at a time per account."""
+CREDIT_USD_MAX = 1_000_000
+"""Of one grant: a slip of the keyboard is refused, and sums of nano-USD fit 64 bits."""
 KEY_DAILY_SPEND_USD_MAX = 1_000
 """Migration page: the most that a key's daily limit can be set to."""
 KEY_TOTAL_SPEND_USD_MAX = 100_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from domain import ids
 from domain.account import Account
@@ -160,6 +160,32 @@ def stop_waiting(uow: UnitOfWork, command: StopWaiting) -> None:
     """Attempts of a cancelled batch, or of one past its window, did not stop in time: it ends
     without them."""
     uow.get(Batch, command.batch_id).stop_waiting(envelope=uow.envelope)
+
+
+def may_end_without_lost_at(batch: Batch) -> datetime:
+    """When the hold ends. Until then what the store does not have may still come back, as after a
+    disk that was not mounted."""
+    return batch.expires_at + HOLD_MARGIN
+
+
+@dataclass(frozen=True, slots=True)
+class LoseResult:
+    """`key` is of the object that the store does not have."""
+
+    batch_id: str
+    key: str
+
+
+def lose_result(uow: UnitOfWork, command: LoseResult) -> None:
+    """A chunk's stored result is gone: once nobody waits for the store any more, the batch ends
+    without it, and it costs nothing. Losing it twice is losing it once."""
+    batch = uow.get(Batch, command.batch_id)
+    if not batch.may_finalize or uow.now < may_end_without_lost_at(batch):
+        return
+    for index, chunk in enumerate(batch.chunks):
+        stored = (chunk.result.output, chunk.result.errors) if chunk.result else ()
+        if any(ref is not None and ref.key == command.key for ref in stored):
+            batch.lose_result(index, envelope=uow.envelope)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,16 @@ from domain.account import Account
 from domain.batch import STOP_WITHIN, Batch, ChunkPlan
 from domain.commands import accounts, batches, files
 from domain.ids import derived_file_id, fine_tuned_model_name
-from domain.messages import Attempt, ChunkFinished, ChunkProgress, Heartbeat, Started
+from domain.messages import (
+    Attempt,
+    ChunkFinished,
+    ChunkProgress,
+    Heartbeat,
+    ModelUsage,
+    ObjectRef,
+    Started,
+)
+from domain.ports import ObjectMissing
 from domain.scheduling import AssignedWork
 from projections import work
 from projections.registry import INLINE
@@ -230,27 +239,67 @@ async def test_a_running_trainings_files_are_not_swept(rig: ProductRig) -> None:
 # Lost objects and runners that do not work ------------------------------------------------------
 
 
-async def test_a_batch_whose_input_is_lost_while_it_runs_ends_with_a_line_for_each_request(
+def chunk_object(objects: FakeObjects, attempt: Attempt, ids: range) -> ObjectRef:
+    content = b"".join(b'{"custom_id":"%d"}\n' % number for number in ids)
+    return objects.add(f"chunks/{attempt.work_id}/{attempt.chunk}/1/output.jsonl", content)
+
+
+def file_lines(objects: FakeObjects, batch_id: str, role: str) -> list[dict[str, Any]]:
+    stored = objects.stored[f"files/{derived_file_id(batch_id, role)}"]
+    return [json.loads(line) for line in stored.splitlines()]
+
+
+async def test_a_batch_whose_input_is_lost_ends_with_a_line_for_each_request(
     rig: ProductRig,
 ) -> None:
     batch_id = rig.create_batch()
     rig.validate(batch_id)
     rig.start(batch_id)
-    finished = rig.assign(batch_id, 0)
-    objects = FakeObjects()
-    output = objects.add(
-        f"chunks/{batch_id}/0/1/output.jsonl",
-        b"".join(b'{"custom_id":"%d"}\n' % number for number in range(3)),
-    )
-    rig.report(finished, ChunkFinished(completed=3, failed=0, output=output, cancelled=True))
+    attempt, objects = rig.assign(batch_id, 0), FakeObjects()
+    output = chunk_object(objects, attempt, range(3))
+    rig.report(attempt, ChunkFinished(completed=3, failed=0, output=output, cancelled=True))
     rig.run(batches.cancel_batch, batches.CancelBatch(rig.account_id, batch_id))
-    await BatchResults(writer=rig.writer, objects=objects).finalize(batch_id)
+    results = BatchResults(writer=rig.writer, objects=objects)
+    with pytest.raises(ObjectMissing):
+        await results.finalize(batch_id)
+    rig.clock.advance(timedelta(hours=25))
+    await results.finalize(batch_id)
     assert of(rig, Batch, batch_id)["status"] == "cancelled"
-    stored = objects.stored[f"files/{derived_file_id(batch_id, 'error')}"]
-    lines = [json.loads(line) for line in stored.splitlines()]
+    lines = file_lines(objects, batch_id, "error")
     assert [line["custom_id"] for line in lines] == [None] * 5
     assert {line["error"]["code"] for line in lines} == {"batch_cancelled"}
     assert len({line["id"] for line in lines}) == 5
+
+
+async def test_a_result_that_the_store_lost_costs_nothing_and_does_not_keep_the_batch_open(
+    rig: ProductRig,
+) -> None:
+    batch_id = rig.create_batch()
+    rig.validate(batch_id)
+    rig.start(batch_id)
+    objects = FakeObjects()
+    usage = (ModelUsage(model=BASE, input_tokens=1_000_000, output_tokens=0),)
+    for chunk in (0, 1):
+        attempt = rig.assign(batch_id, chunk)
+        output = chunk_object(objects, attempt, range(4))
+        rig.report(attempt, ChunkFinished(completed=4, failed=0, output=output, usage=usage))
+    await objects.delete(f"chunks/{batch_id}/1/1/output.jsonl")
+    results = BatchResults(writer=rig.writer, objects=objects)
+    with pytest.raises(ObjectMissing):
+        await results.finalize(batch_id)
+    assert to_finalize(rig) == [batch_id]
+    rig.clock.advance(timedelta(hours=25))
+    with pytest.raises(ObjectMissing):
+        await results.finalize(batch_id)
+    assert to_finalize(rig) == [batch_id]
+    await results.finalize(batch_id)
+    batch = of(rig, Batch, batch_id)
+    assert batch["status"] == "completed"
+    assert len(file_lines(objects, batch_id, "output")) == 4
+    assert len(file_lines(objects, batch_id, "error")) == 4
+    assert [line.tokens for line in batch["receipt"].lines] == [1_000_000, 0]
+    rig.runner().catch_up()
+    assert verify(rig.connection).differences == ()
 
 
 class _Beats:
