@@ -74,13 +74,20 @@ def _operator(commands: Commands, name: str, text: str) -> argparse.ArgumentPars
     return parser
 
 
+def _count(text: str) -> int:
+    """How many things may be open at once; argparse reports what this raises as wrong usage."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 6):
+        raise argparse.ArgumentTypeError("must be an integer from 0 to 999,999")
+    return int(text)
+
+
 def _add_accounts(commands: Commands) -> None:
     accounts = _group(commands, "accounts", "accounts and credit")
     create = _operator(accounts, "create", "a new account with credit and one key")
     create.add_argument("--email", required=True)
     create.add_argument("--credit-usd", default="0", metavar="X")
-    create.add_argument("--open-fine-tunes", type=int, default=None, metavar="N")
-    create.add_argument("--open-batches", type=int, default=None, metavar="N")
+    create.add_argument("--open-fine-tunes", type=_count, default=None, metavar="N")
+    create.add_argument("--open-batches", type=_count, default=None, metavar="N")
     grant = _operator(accounts, "grant", "add credit")
     grant.add_argument("--account", required=True, metavar="ID")
     grant.add_argument("--credit-usd", required=True, metavar="X")

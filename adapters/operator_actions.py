@@ -37,7 +37,7 @@ from domain.commands.accounts import (
 )
 from domain.commands.work import LoseAttempt, lose_attempt
 from domain.key_spend import SpendLimits
-from domain.limits import OPEN_FINE_TUNES
+from domain.limits import CREDIT_USD_MAX, OPEN_FINE_TUNES
 from domain.messages import Attempt
 from domain.money import nano_usd
 from domain.prices import PriceList
@@ -50,6 +50,9 @@ KEY_SHOWN_CHARACTERS = 10
 FIRST_ACCOUNT_EMAIL = "local@localhost"
 FIRST_ACCOUNT_CREDIT_USD = "25"
 FIRST_ACCOUNT_LIMITS = AccountLimits(open_fine_tunes=OPEN_FINE_TUNES, open_batches=10)
+
+EMAIL_CHARACTERS_MAX = 254
+"""RFC 5321's bound of a path."""
 
 _ANY_ACCOUNT = "SELECT 1 AS found FROM accounts LIMIT 1"
 
@@ -77,14 +80,20 @@ class Operator:
         limits: AccountLimits,
         api_key: str | None = None,
     ) -> OpenedAccount:
-        """An account with credit and one key. Raises ValueError for a credit that is no amount."""
+        """An account with credit and one key. Raises ValueError for what is no e-mail address or no
+        credit."""
+        if not 1 <= len(email) <= EMAIL_CHARACTERS_MAX or not email.isprintable():
+            raise ValueError(
+                f"The e-mail address must have 1 to {EMAIL_CHARACTERS_MAX} printable characters"
+            )
+        credit_nano_usd = _credit(credit_usd, least_nano_usd=0)
         key = api_key or draw_key()
         opened = self._run(
             open_account,
             OpenAccount(
                 email=email,
                 limits=limits,
-                credit_nano_usd=nano_usd(credit_usd),
+                credit_nano_usd=credit_nano_usd,
                 secret=secret_of(key, name="first key"),
             ),
         )
@@ -110,9 +119,7 @@ class Operator:
 
     def grant(self, *, account_id: str, credit_usd: str, reason: str) -> None:
         """Adds credit. Raises NotFound, and ValueError for what is no positive amount."""
-        amount_nano_usd = nano_usd(credit_usd)
-        if amount_nano_usd <= 0:
-            raise ValueError(f"{credit_usd} USD is not a positive amount")
+        amount_nano_usd = _credit(credit_usd, least_nano_usd=1)
         self._run(
             grant_credit,
             GrantCredit(account_id=account_id, amount_nano_usd=amount_nano_usd, reason=reason),
@@ -167,6 +174,14 @@ def open_operator(settings: Settings) -> Iterator[Operator]:
     psycopg.OperationalError."""
     with control_plane(settings) as plane:
         yield Operator(plane.writer)
+
+
+def _credit(usd: str, *, least_nano_usd: int) -> int:
+    amount_nano_usd = nano_usd(usd)
+    if not least_nano_usd <= amount_nano_usd <= nano_usd(CREDIT_USD_MAX):
+        lowest = "0" if least_nano_usd == 0 else "more than 0"
+        raise ValueError(f"Credit is from {lowest} to {CREDIT_USD_MAX:,} USD, not {usd}")
+    return amount_nano_usd
 
 
 def draw_key() -> str:

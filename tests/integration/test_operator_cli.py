@@ -109,6 +109,12 @@ def test_read_models_are_rebuilt_from_the_log(
     [
         ["accounts", "grant", "--account", "acct_" + "0" * 32, "--credit-usd", "1"],
         ["accounts", "create", "--email", "a@example.com", "--credit-usd", "0.0000000001"],
+        ["accounts", "create", "--email", "a@example.com", "--credit-usd", "lots"],
+        ["accounts", "create", "--email", "a@example.com", "--credit-usd=-5"],
+        ["accounts", "create", "--email", "a@example.com", "--credit-usd", "1e12"],
+        ["accounts", "create", "--email", "", "--credit-usd", "1"],
+        ["accounts", "create", "--email", "a\n@example.com", "--credit-usd", "1"],
+        ["keys", "limit", "key_" + "0" * 32, "--daily-usd", "lots"],
         ["rebuild", "nonsense"],
         ["keys", "list", "--account", "a", "--data", "/nonexistent"],
     ],
@@ -119,6 +125,16 @@ def test_a_refusal_is_one_line_and_exit_status_one(gridlined: Run, arguments: li
     assert isinstance(ended.value.code, str)
     assert ended.value.code.startswith("gridlined: ")
     assert "\n" not in ended.value.code
+
+
+@pytest.mark.parametrize("count", ["-1", "x", "1.5", "3000000000"])
+def test_a_limit_that_is_no_count_is_wrong_usage(
+    gridlined: Run, capsys: pytest.CaptureFixture[str], count: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["accounts", "create", "--email", "a@example.com", f"--open-batches={count}"])
+    assert ended.value.code == 2
+    assert "--open-batches: must be an integer from 0 to 999,999" in capsys.readouterr().err
 
 
 def test_the_first_account_is_opened_once_whenever_the_start_was_killed(
