@@ -299,7 +299,7 @@ class Batch(Aggregate, topic="gridline.batch"):
         assert self.chunks[chunk].state == "finished"
         attempt = self.chunks[chunk].attempt
         self._attempt_failed(
-            chunk=chunk, attempt=attempt, code="result_lost", last=True, envelope=envelope
+            chunk=chunk, attempt=attempt, code="engine_failed", last=True, envelope=envelope
         )
 
     def request_cancel(self, *, envelope: Envelope) -> None:
