@@ -33,10 +33,18 @@ def canonical_sha256(value: Any) -> str:
 
 
 async def create_once(
-    call: Call, *, body_sha256: str, create: Callable[[Origin], Awaitable[str]]
+    call: Call,
+    *,
+    body_sha256: str,
+    create: Callable[[Origin], Awaitable[str]],
+    is_there: Callable[[str], Awaitable[bool]] | None = None,
 ) -> str:
     """Runs `create`, or returns the id of what the same request made before. Raises what `create`
-    raises, and InvalidRequest for an `Idempotency-Key` that had another body."""
+    raises, and InvalidRequest for an `Idempotency-Key` that had another body.
+
+    `is_there` is given for what can be deleted: a repeat is never one of a create whose result was
+    deleted since, for somebody had its answer.
+    """
     origin = Origin(
         account_id=call.caller.account_id,
         key_id=call.caller.key_id,
@@ -59,7 +67,7 @@ async def create_once(
     in_flight[fingerprint] = deciding
     try:
         made = await _recorded(call, origin) if repeated else None
-        if made is None:
+        if made is None or (is_there is not None and not await is_there(made)):
             made = await create(origin)
     except BaseException as error:
         deciding.set_exception(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 from starlette.responses import Response
 
@@ -116,7 +117,9 @@ async def _record(call: Call, file_id: str, upload: Upload) -> str:
         }
     )
     try:
-        made = await create_once(call, body_sha256=fingerprint, create=store)
+        made = await create_once(
+            call, body_sha256=fingerprint, create=store, is_there=partial(_is_there, call)
+        )
     except StorageOutcomeUnknown:
         raise  # the file may be recorded after all: its bytes must stay
     except BaseException:
@@ -177,6 +180,11 @@ async def delete(call: Call) -> Response:
     else:
         await call.api.control.objects.delete(key)
     return json_response(file_deleted(file_id))
+
+
+async def _is_there(call: Call, file_id: str) -> bool:
+    row = await call.read(files.get, account_id=call.caller.account_id, file_id=file_id)
+    return row is not None
 
 
 async def _file(call: Call, file_id: str) -> FileRow:

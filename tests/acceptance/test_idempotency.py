@@ -162,6 +162,19 @@ async def test_of_repeats_at_once_whose_first_try_was_lost_one_creates(served: S
     assert (set(answers), creates) == ({"batch_0"}, ["batch_0"])
 
 
+def test_a_retried_upload_is_no_repeat_of_one_that_was_deleted_since(served: Served) -> None:
+    files = served.openai().files
+    data = ("t.jsonl", chat_file())
+    first = files.create(file=data, purpose="fine-tune")
+    files.delete(first.id)
+    again = files.create(
+        file=data, purpose="fine-tune", extra_headers={"x-stainless-retry-count": "1"}
+    )
+    assert again.id != first.id
+    assert files.content(again.id).content == data[1]
+    assert [each.id for each in files.list()] == [again.id]
+
+
 def test_an_sdks_retry_of_a_cancel_or_delete_answers_as_the_first_try(served: Served) -> None:
     client = served.openai()
     file = client.files.create(file=("t.jsonl", chat_file()), purpose="fine-tune")
