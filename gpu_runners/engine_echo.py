@@ -108,7 +108,7 @@ class EchoEngine:
             id=request.id,
             choices=choices,
             input_tokens=_prompt_tokens(request),
-            output_tokens=sum(len(choice.text.split()) + 1 for choice in choices),
+            output_tokens=sum(len(choice.text.split(" ")) for choice in choices),
         )
 
 

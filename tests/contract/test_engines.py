@@ -65,6 +65,7 @@ def test_an_answer_comes_with_its_tokens_counted(child: EngineChild) -> None:
 def test_max_tokens_ends_an_answer_with_length(child: EngineChild) -> None:
     answer = child.chat("Count from one to one hundred, please.", max_tokens=3)
     assert answer["choices"][0]["finish_reason"] == "length"
+    assert 0 < answer["output_tokens"] <= 3
 
 
 def test_a_stop_text_ends_an_answer_and_is_left_out(child: EngineChild) -> None:
