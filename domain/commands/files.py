@@ -101,8 +101,8 @@ class DeleteModel:
 
 def delete_model(uow: UnitOfWork, command: DeleteModel) -> tuple[str, ...]:
     """Makes a fine-tuned model unusable and frees its slot; returns the keys of the objects to
-    delete: none while an open batch has staged it, which keeps it through every retry; the sweep
-    has them later. Raises NotFound."""
+    delete: none while an open batch has staged it, which keeps it through every retry, or is not
+    validated yet; the sweep has them later. Raises NotFound."""
     model = model_of(uow, command.account_id, command.model)
     account = uow.get(Account, command.account_id)
     model.delete(envelope=uow.envelope)
@@ -132,9 +132,10 @@ def adapter_is_wanted(uow: UnitOfWork, asked: AdapterObject) -> bool:
 
 
 def _is_staged(uow: UnitOfWork, model: FineTunedModel) -> bool:
-    """Whether an open batch's plan names the model."""
+    """Whether an open batch's plan names the model, or may be about to: another process could be
+    recording it in this moment, and neither would see the other."""
     account = uow.get(Account, model.account_id)
     plans = [uow.get(Batch, batch_id).plan for batch_id in account.open_batches]
     return any(
-        adapter.name == model.id for plan in plans if plan is not None for adapter in plan.adapters
+        plan is None or any(adapter.name == model.id for adapter in plan.adapters) for plan in plans
     )

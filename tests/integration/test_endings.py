@@ -226,6 +226,15 @@ async def test_a_deleted_model_that_nothing_staged_goes_at_once(rig: ProductRig)
     assert len(keys) == 2
 
 
+async def test_a_deleted_model_waits_for_batches_that_may_be_about_to_stage_it(
+    rig: ProductRig,
+) -> None:
+    """The worker may record a plan at the moment in which the API deletes a model of it."""
+    name = fine_tuned_model_name(BASE, rig.account_id, rig.job_that_succeeds())
+    rig.create_batch()
+    assert rig.run(files.delete_model, files.DeleteModel(rig.account_id, name)) == ()
+
+
 async def test_a_running_trainings_files_are_not_swept(rig: ProductRig) -> None:
     job_id = rig.create_job()
     rig.start(job_id)
