@@ -17,7 +17,7 @@ from adapters.event_store import EventStore
 from adapters.fleet import Fleet
 from adapters.watchdogs import Watchdogs
 from domain.account import Account
-from domain.batch import STOP_WITHIN, Batch, ChunkPlan
+from domain.batch import STOP_WITHIN, Batch, ChunkPlan, LineError
 from domain.commands import accounts, batches, files
 from domain.ids import derived_file_id, fine_tuned_model_name
 from domain.messages import (
@@ -79,7 +79,7 @@ def test_faults_that_are_found_after_the_window_do_not_change_how_a_batch_ends(
 ) -> None:
     batch_id = rig.create_batch()
     end_window(rig, batch_id)
-    fault = batches.LineError(code="empty_file", message="Empty.", param=None, line=None)
+    fault = LineError(code="empty_file", message="Empty.", param=None, line=None)
     rig.run(batches.fail_batch, batches.FailBatch(batch_id, (fault,)))
     assert to_finalize(rig) == [batch_id]
 
