@@ -46,6 +46,7 @@ from tests.conftest import cloned_database
 PRICES = Path(__file__).parents[2] / "domain" / "prices.json"
 UPLOAD_BYTES_MAX = 3_000_000
 SECONDS_MAX = 5
+LIMITS = AccountLimits(open_fine_tunes=3, open_batches=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class RunningApi:
         )
         return self.plane.writer.submit(handler, command, context).result(SECONDS_MAX)
 
-    def new_tenant(self, *, credit_usd: int = 25) -> Tenant:
+    def new_tenant(self, *, credit_usd: int = 25, limits: AccountLimits = LIMITS) -> Tenant:
         """An account with a key."""
         name = uuid.uuid4().hex
         key = f"gl_{name}"
@@ -80,7 +81,7 @@ class RunningApi:
             open_account,
             OpenAccount(
                 email=f"{name}@example.com",
-                limits=AccountLimits(open_fine_tunes=3, open_batches=10),
+                limits=limits,
                 credit_nano_usd=nano_usd(credit_usd),
                 secret=KeySecret(
                     sha256=hashlib.sha256(key.encode()).hexdigest(), prefix=key[:6], name=name

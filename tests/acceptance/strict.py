@@ -160,8 +160,9 @@ def _validator(name: str) -> Draft202012Validator:
 
 
 @cache
-def _registry() -> Registry[Any]:
-    document = transformed(yaml.safe_load(SPECIFICATION.read_text()))
+def specification() -> dict[str, Any]:
+    """OpenAI's document, corrected; shared by all who ask, so nobody may change it."""
+    document: dict[str, Any] = transformed(yaml.safe_load(SPECIFICATION.read_text()))
     document["paths"]["/evals/{eval_id}/runs/{run_id}/cancel"] = document["paths"].get(
         "/evals/{eval_id}/runs/{run_id}", {}
     )
@@ -181,7 +182,12 @@ def _registry() -> Registry[Any]:
         properties[field] = _or_null(properties[field])
     sample = document["components"]["schemas"]["EvalRunOutputItem"]["properties"]["sample"]
     sample["properties"]["error"] = _or_null(sample["properties"]["error"])
-    resource = Resource.from_contents(document, default_specification=DRAFT202012)
+    return document
+
+
+@cache
+def _registry() -> Registry[Any]:
+    resource = Resource.from_contents(specification(), default_specification=DRAFT202012)
     return Registry().with_resource(SPECIFICATION_URI, resource)
 
 

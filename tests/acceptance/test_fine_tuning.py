@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any
 
 import openai
@@ -19,7 +18,7 @@ from tests.acceptance.stand_in_worker import (
     run_batch,
     succeed_training,
 )
-from tests.acceptance.training_files import chat_file
+from tests.acceptance.training_files import chat_file, preference_file
 
 
 def _file(client: OpenAI, rows: bytes | None = None) -> str:
@@ -71,12 +70,7 @@ def test_a_job_is_created_with_its_quote_listed_and_cancelled(served: Served) ->
 
 def test_a_dpo_job_shows_beta_where_dpo_has_it(served: Served) -> None:
     client = served.openai()
-    row = {
-        "input": {"messages": [{"role": "user", "content": "Capital of France?"}]},
-        "preferred_output": [{"role": "assistant", "content": "Paris."}],
-        "non_preferred_output": [{"role": "assistant", "content": "Lyon."}],
-    }
-    training = _file(client, (json.dumps(row) + "\n").encode() * 12)
+    training = _file(client, preference_file())
     job = client.fine_tuning.jobs.create(
         model=BASE,
         training_file=training,

@@ -19,3 +19,13 @@ def chat_file(rows: int = 12, *, text: str = "Where is my parcel?") -> bytes:
         + b"\n"
         for number in range(rows)
     )
+
+
+def preference_file(rows: int = 12) -> bytes:
+    """DPO rows that any base takes."""
+    row = {
+        "input": {"messages": [{"role": "user", "content": "Capital of France?"}]},
+        "preferred_output": [{"role": "assistant", "content": "Paris."}],
+        "non_preferred_output": [{"role": "assistant", "content": "Lyon."}],
+    }
+    return (json.dumps(row) + "\n").encode() * rows
