@@ -71,11 +71,13 @@ METHODS = {
     "dpo": "FineTuneDPOHyperparameters",
 }
 """A method's settings, by their name in OpenAI's document."""
+NUL = "\0"
+"""PostgreSQL keeps no text with it, so each way in must refuse it; by chance it comes rarely."""
 METADATA = {
     "type": "object",
     "maxProperties": 16,
     "propertyNames": {"type": "string", "maxLength": 64},
-    "additionalProperties": {"type": "string", "maxLength": 512},
+    "additionalProperties": {"anyOf": [{"type": "string", "maxLength": 512}, {"enum": [NUL]}]},
 }
 REFUSAL = {
     "description": "A refusal",
@@ -230,9 +232,9 @@ def _narrowed(owned: Owned, path: str, parameter: str, schema: dict[str, Any]) -
         case "model":
             return _one_of(owned.models)
         case "after" if path in CURSORS:
-            return _one_of(getattr(owned, CURSORS[path]))
+            return _one_of([*getattr(owned, CURSORS[path]), NUL])
         case "purpose":
-            return _one_of(["batch", "fine-tune", "batch_output"])
+            return _one_of(["batch", "fine-tune", "batch_output", NUL])
         case "limit":
             return {"type": "integer", "minimum": 0, "maximum": 100}
         case _:
