@@ -22,6 +22,11 @@ class GroupedPunicaWrapper(punica_cpu.PunicaWrapperCPU):  # type: ignore[misc]
         self._token_groups = _groups(self.token_lora_indices)
         self._sampler_groups = _groups(self.sampler_indices)
 
+    def add_lora_linear(self, *arguments: Any, **keywords: Any) -> None:
+        """Base rows alone cost nothing, not even the buffers."""
+        if self._token_groups:
+            super().add_lora_linear(*arguments, **keywords)
+
     def _apply_shrink(
         self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float
     ) -> None:
