@@ -211,9 +211,10 @@ class LogRecorder(PostgresApplicationRecorder):
                 positions = [row["notification_id"] for row in cursor.fetchall()]
             else:
                 self._lock_table(cursor)
-            self._write_rows(connection, append, positions)
             try:
-                # One more round trip, so that a row that breaks a constraint is named here.
+                # A pipeline tells of a row that breaks a constraint when its answer comes: with a
+                # later statement, or at the latest with this one more round trip.
+                self._write_rows(connection, append, positions)
                 pipeline.sync()
             except (psycopg.IntegrityError, psycopg.DataError) as error:
                 raise _row_error(error) from None
