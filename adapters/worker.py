@@ -158,11 +158,11 @@ class ActiveWorker:
         return {
             "heartbeats": self._hear,
             "start": lambda: self._rounds(self._scheduler.start_waiting),
-            "explain": lambda: self._rounds(self._scheduler.explain_waits),
+            "explain": lambda: self._ticks(self._scheduler.explain_waits),
             "work": self._keep_work_running,
             "validate": self._validate,
             "finalize": self._finalize,
-            "watch": lambda: self._rounds(self._watchdogs.look),
+            "watch": lambda: self._ticks(self._watchdogs.look),
         }
 
     def wake(self) -> None:
@@ -238,6 +238,12 @@ class ActiveWorker:
 
         async with errands:
             await self._rounds(send_out)
+
+    async def _ticks(self, act: Loop) -> None:
+        """Acts at each tick alone: what only the passing of time makes due."""
+        while True:
+            await act()
+            await asyncio.sleep(self._tick_seconds)
 
     async def _rounds(self, act: Loop) -> None:
         """Acts when woken, and at each tick."""
