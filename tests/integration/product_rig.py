@@ -45,6 +45,21 @@ from tests.fakes import FakeClock
 BASE = "smollm2-135m-instruct"
 PRICES = PriceList.from_json(resources.files("domain").joinpath("prices.json").read_bytes())
 LINES_PER_CHUNK = 4
+
+
+def chunk_plans(count: int) -> tuple[ChunkPlan, ...]:
+    """Chunks of LINES_PER_CHUNK lines, one after another."""
+    return tuple(
+        ChunkPlan(
+            start_byte=number * 100,
+            end_byte=number * 100 + 100,
+            first_line=1 + number * LINES_PER_CHUNK,
+            requests=LINES_PER_CHUNK,
+        )
+        for number in range(count)
+    )
+
+
 PATIENCE_SECONDS = 30
 
 
@@ -165,22 +180,13 @@ class ProductRig:
     # Worker and runners ---------------------------------------------------------------------
 
     def validate(self, batch_id: str, *, chunks: int = 2, maximum_usd: str = "0.10") -> None:
-        plans = tuple(
-            ChunkPlan(
-                start_byte=number * 100,
-                end_byte=number * 100 + 100,
-                first_line=1 + number * LINES_PER_CHUNK,
-                requests=LINES_PER_CHUNK,
-            )
-            for number in range(chunks)
-        )
         self.run(
             batches.record_batch_plan,
             batches.RecordBatchPlan(
                 batch_id=batch_id,
                 base=BASE,
                 requests=chunks * LINES_PER_CHUNK,
-                chunks=plans,
+                chunks=chunk_plans(chunks),
                 first_lines={},
                 maximum_nano_usd=nano_usd(maximum_usd),
             ),

@@ -36,7 +36,7 @@ from adapters.memory_store import MemoryWriter
 from adapters.writer import Writer
 from domain.account import Account, AccountLimits
 from domain.aggregate import Aggregate
-from domain.batch import Batch, ChunkPlan
+from domain.batch import Batch
 from domain.commands import accounts, batches, files, fine_tuning, work
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
@@ -76,11 +76,11 @@ from projections import files as file_rows
 from projections import work as work_rows
 from projections.registry import INLINE
 from tests.conftest import Database
+from tests.integration.product_rig import LINES_PER_CHUNK, chunk_plans
 from tests.property.ledger_auditor import Auditor
 
 BASE = "smollm2-135m-instruct"
 CENT = 10_000_000
-LINES_PER_CHUNK = 4
 PRICES = PriceList.from_json(resources.files("domain").joinpath("prices.json").read_bytes())
 
 
@@ -394,22 +394,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _validate(self, batch_id: str, *, chunks: int, cents: int, fine_tuned: bool) -> None:
         named = [name for _, name in self._models(deleted=True)] if fine_tuned else []
-        plans = tuple(
-            ChunkPlan(
-                start_byte=number * 100,
-                end_byte=number * 100 + 100,
-                first_line=1 + number * LINES_PER_CHUNK,
-                requests=LINES_PER_CHUNK,
-            )
-            for number in range(chunks)
-        )
         self.run(
             batches.record_batch_plan,
             batches.RecordBatchPlan(
                 batch_id=batch_id,
                 base=BASE,
                 requests=chunks * LINES_PER_CHUNK,
-                chunks=plans,
+                chunks=chunk_plans(chunks),
                 first_lines=dict.fromkeys(named, 1),
                 maximum_nano_usd=cents * CENT,
             ),
