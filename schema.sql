@@ -1,4 +1,4 @@
--- Gridline's database as it should be. `adapters/migrations/0001_pre_initial.sql` is a link to this
+-- Gridline's database as it should be. `adapters/event_log/migrations/0001_pre_initial.sql` is a link to this
 -- file until the first release; after it, every change is a numbered migration and a test proves
 -- that both roads lead to the same database (docs/decisions/0010-migrations.md).
 --
@@ -155,7 +155,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON dead_letters TO gridline;
 
 -- `position` is the log position of creation: the one order in which lists page.
 
--- projections/prices.py
+-- projections/money/prices.py
 CREATE TABLE price_lists (
     version integer PRIMARY KEY,
     published_at timestamptz NOT NULL,
@@ -163,7 +163,7 @@ CREATE TABLE price_lists (
 );
 GRANT SELECT, INSERT, UPDATE, DELETE ON price_lists TO gridline;
 
--- projections/accounts.py; changed_position is that of the account's last event.
+-- projections/money/accounts.py; changed_position is that of the account's last event.
 CREATE TABLE accounts (
     id text PRIMARY KEY,
     position bigint NOT NULL,
@@ -182,7 +182,7 @@ CREATE TABLE accounts (
 ) WITH (fillfactor = 70);
 GRANT SELECT, INSERT, UPDATE, DELETE ON accounts TO gridline;
 
--- projections/keys.py
+-- projections/money/keys.py
 CREATE TABLE api_keys (
     id text PRIMARY KEY,
     account_id text NOT NULL,
@@ -202,7 +202,7 @@ CREATE TABLE api_key_days (
 ) WITH (fillfactor = 70);
 GRANT SELECT, INSERT, UPDATE, DELETE ON api_keys, api_key_days TO gridline;
 
--- projections/holds.py
+-- projections/money/holds.py
 CREATE TABLE holds (
     id text PRIMARY KEY,
     work_id text NOT NULL UNIQUE,
@@ -222,7 +222,7 @@ CREATE TABLE holds (
 CREATE INDEX holds_open_idx ON holds (account_id, position) WHERE state = 'placed';
 GRANT SELECT, INSERT, UPDATE, DELETE ON holds TO gridline;
 
--- projections/files.py; pins counts the open work that uses the file. A deleted file keeps its row.
+-- projections/work/files.py; pins counts the open work that uses the file. A deleted file keeps its row.
 CREATE TABLE files (
     id text PRIMARY KEY,
     account_id text NOT NULL,
@@ -241,7 +241,7 @@ CREATE INDEX files_account_idx ON files (account_id, position);
 CREATE INDEX files_expiring_idx ON files (expires_at) WHERE deleted_at IS NULL;
 GRANT SELECT, INSERT, UPDATE, DELETE ON files TO gridline;
 
--- projections/models.py; a deleted model keeps its row.
+-- projections/work/models.py; a deleted model keeps its row.
 CREATE TABLE models (
     id text PRIMARY KEY,
     account_id text NOT NULL,
@@ -259,7 +259,7 @@ CREATE TABLE models (
 CREATE INDEX models_account_idx ON models (account_id, position);
 GRANT SELECT, INSERT, UPDATE, DELETE ON models TO gridline;
 
--- projections/batches.py; requests is null until the batch is validated.
+-- projections/work/batches.py; requests is null until the batch is validated.
 CREATE TABLE batches (
     id text PRIMARY KEY,
     account_id text NOT NULL,
@@ -314,7 +314,7 @@ CREATE TABLE batch_chunks (
 ) WITH (fillfactor = 70);
 GRANT SELECT, INSERT, UPDATE, DELETE ON batches, batch_chunks TO gridline;
 
--- projections/fine_tuning_jobs.py; settings is what create resolved.
+-- projections/work/fine_tuning_jobs.py; settings is what create resolved.
 CREATE TABLE fine_tuning_jobs (
     id text PRIMARY KEY,
     account_id text NOT NULL,
@@ -345,7 +345,7 @@ CREATE TABLE fine_tuning_jobs (
 CREATE INDEX fine_tuning_jobs_account_idx ON fine_tuning_jobs (account_id, position);
 GRANT SELECT, INSERT, UPDATE, DELETE ON fine_tuning_jobs TO gridline;
 
--- projections/fine_tuning_events.py; position is the log position times 8, plus the place in it;
+-- projections/work/fine_tuning_events.py; position is the log position times 8, plus the place in it;
 -- eval_source is null but for a job's first event.
 CREATE TABLE fine_tuning_events (
     id text PRIMARY KEY,
@@ -361,7 +361,7 @@ CREATE TABLE fine_tuning_events (
 CREATE INDEX fine_tuning_events_job_idx ON fine_tuning_events (job_id, position);
 GRANT SELECT, INSERT, UPDATE, DELETE ON fine_tuning_events TO gridline;
 
--- projections/work.py: jobs and batches that have not ended, and what of them wants a runner or has
+-- projections/work/open_work.py: jobs and batches that have not ended, and what of them wants a runner or has
 -- one. stage: of a batch validating, planned, running, ending; of a job waiting, queued, running.
 CREATE TABLE open_work (
     work_id text PRIMARY KEY,
@@ -387,7 +387,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON open_work, work_items TO gridline;
 
 -- Read models, following the log ----------------------------------------------------------------
 
--- projections/journal.py: double entry; the entries of one position sum to zero.
+-- projections/money/journal.py: double entry; the entries of one position sum to zero.
 CREATE TABLE journal_entries (
     position bigint NOT NULL,
     line smallint NOT NULL,

@@ -20,19 +20,21 @@ from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool
 
 from adapters.clock import RandomIds, clock_of
-from adapters.event_store import EventStore, decode
-from adapters.ingest import tracking_name
+from adapters.event_log.event_store import EventStore, decode
+from adapters.event_log.postgres import Connection, connect
+from adapters.event_log.writer import Writer
 from adapters.objects import open_store
-from adapters.postgres import Connection, connect
 from adapters.settings import Settings
-from adapters.writer import Writer
+from adapters.worker.ingest import tracking_name
 from domain.errors import Overloaded
 from domain.messages import Heartbeat
 from domain.ports import Clock, IdSource, Objects
-from domain.scheduling import AssignedWork, StartableWork, WaitingWork
-from projections import files, fingerprints, models, runners, work
+from domain.work.scheduling import AssignedWork, StartableWork, WaitingWork
+from projections.direct import fingerprints, runners
+from projections.follower import ProjectionRunner
 from projections.registry import FOLLOWING, INLINE
-from projections.runner import ProjectionRunner
+from projections.work import files, models
+from projections.work import open_work as work
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -103,7 +105,7 @@ class WorkerPlane(ControlPlane):
 
     @cached_property
     def queue(self) -> ProjectedWork:
-        """Implements `adapters.work_queue.WorkQueue`."""
+        """Implements `adapters.worker.work_queue.WorkQueue`."""
         return ProjectedWork(self)
 
     async def handled_position(self, cluster_id: str, topic: str, partition: int) -> int | None:
@@ -132,7 +134,7 @@ def worker_plane(settings: Settings) -> Iterator[WorkerPlane]:
 
 
 class ProjectedWork:
-    """`adapters.work_queue.WorkQueue` over the projections."""
+    """`adapters.worker.work_queue.WorkQueue` over the projections."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._read = plane.read

@@ -19,7 +19,7 @@ from adapters.settings import Settings, process_environment
 from adapters.telemetry import configure_logging
 from api.app import create_app
 from api.control import Api
-from api.http_protocol import BoundedHttp
+from api.http.protocol import BoundedHttp
 
 KEEP_ALIVE_SECONDS = 90
 """Longer than the SDKs keep an idle connection: one that dies under a POST is sent again."""

@@ -18,9 +18,9 @@ from starlette.routing import Route
 
 from api.control import Api
 from api.endpoint import open_path, resource
-from api.envelope import Envelope
-from api.errors import on_gridline_error, on_http_exception
-from api.metrics import Metrics
+from api.http.envelope import Envelope
+from api.http.errors import on_gridline_error, on_http_exception
+from api.http.metrics import Metrics
 from api.routes import adapters, batches, files, fine_tuning, health, ledger, models, not_offered
 from domain.errors import GridlineError
 

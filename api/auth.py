@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from api.control import Api, Caller
 from domain.errors import InvalidApiKey
-from projections import keys
+from projections.money import keys
 
 KEY_CHARACTERS_MAX = 200
 

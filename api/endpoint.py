@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from api.auth import authenticate
 from api.control import Api, Call
-from api.envelope import record_of
-from api.errors import BASE_PATH, error_response, method_not_allowed, unknown_path
+from api.http.envelope import record_of
+from api.http.errors import BASE_PATH, error_response, method_not_allowed, unknown_path
 
 CallHandler = Callable[[Call], Awaitable[Response]]
 OpenHandler = Callable[[Request, Api], Awaitable[Response]]

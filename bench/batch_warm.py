@@ -21,7 +21,7 @@ from openai import OpenAI
 
 from adapters.settings import process_environment
 from bench.report import Figure, machine
-from gpu_runners.weights import Weights
+from gpu_runners.weights.store import Weights
 
 BASE = "smollm2-135m-instruct"
 PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
@@ -96,8 +96,8 @@ def measure() -> list[Figure]:
 def _running_product(data: Path) -> Iterator[OpenAI]:
     """`gridlined up` with vLLM, warm; a client for it."""
     ready = data.with_name("ready.json")
-    command = [sys.executable, "-m", "adapters.cli", "up", "--data", str(data), "--port", "0",
-               "--ready-file", str(ready)]  # fmt: skip
+    command = [sys.executable, "-m", "adapters.operators.cli", "up", "--data", str(data),
+               "--port", "0", "--ready-file", str(ready)]  # fmt: skip
     environment = process_environment() | {"GRIDLINE_ENGINE": "vllm"}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process:
         try:

@@ -13,22 +13,22 @@ from itertools import cycle
 from statistics import median
 
 from adapters.clock import RandomIds, SystemClock
-from adapters.event_store import Append, EventStore
-from adapters.writer import Writer
+from adapters.event_log.event_store import Append, EventStore
+from adapters.event_log.writer import Writer
 from bench.database import cluster
 from bench.library import CACHED_AGGREGATES, StockApplication, StockUnit, stock_environment
 from bench.report import Figure
 from domain import ids
-from domain.account import Account, AccountLimits
 from domain.aggregate import Aggregate, Envelope
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.idempotency import Origin
-from domain.create_bodies import BatchCreate
 from domain.file import File
-from domain.key_spend import KeySpend
+from domain.inputs.create_bodies import BatchCreate
+from domain.ledger.account import Account, AccountLimits
+from domain.ledger.key_spend import KeySpend
+from domain.ledger.price_book import PriceBook
+from domain.ledger.prices import PriceList
 from domain.messages import ObjectRef
-from domain.price_book import PriceBook
-from domain.prices import PriceList
 from domain.unit_of_work import CommandContext
 from projections.registry import INLINE
 
@@ -172,7 +172,9 @@ def _seed(store: EventStore) -> list[Tenant]:
     aggregates: list[Aggregate] = []
     tenants = []
     if store.load(PriceBook, ids.PRICE_BOOK_ID) is None:
-        prices = resources.files("domain").joinpath("prices.json").read_text(encoding="utf-8")
+        prices = (
+            resources.files("domain.ledger").joinpath("prices.json").read_text(encoding="utf-8")
+        )
         aggregates.append(
             PriceBook(
                 id=ids.PRICE_BOOK_ID,

@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 
 from adapters.embedded.postgres import APPLICATION, OWNER, SUPERUSER, Postgres
-from adapters.migrate import migrate
+from adapters.event_log.migrate import migrate
 from bench.report import machine, syncs_per_second
 
 

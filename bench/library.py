@@ -11,7 +11,7 @@ from eventsourcing.application import AggregateNotFoundError, Application
 from eventsourcing.persistence import Mapper
 from psycopg.conninfo import conninfo_to_dict
 
-from adapters.event_store import EventMapper
+from adapters.event_log.event_store import EventMapper
 from domain.aggregate import Aggregate, Envelope
 from domain.errors import NotFound
 from domain.ports import Clock, IdSource

@@ -15,16 +15,16 @@ from eventsourcing.projection import Projection as StockProjection
 from eventsourcing.projection import ProjectionRunner as StockRunner
 
 from adapters.clock import RandomIds, SystemClock
-from adapters.event_store import Append, EventStore, decode
-from adapters.postgres import connect
+from adapters.event_log.event_store import Append, EventStore, decode
+from adapters.event_log.postgres import connect
 from bench.database import cluster
 from bench.library import StockApplication, stock_environment
 from bench.report import Figure
 from domain import ids
-from domain.account import Account, AccountLimits
 from domain.aggregate import Aggregate, Envelope
-from projections.journal import JOURNAL
-from projections.runner import ProjectionRunner
+from domain.ledger.account import Account, AccountLimits
+from projections.follower import ProjectionRunner
+from projections.money.journal import JOURNAL
 
 ACCOUNTS = 50
 JOBS_PER_ACCOUNT = 100

@@ -19,11 +19,11 @@ from statistics import median
 import psutil
 
 from adapters.embedded.process import free_port
-from adapters.operator_actions import open_operator
+from adapters.operators.actions import open_operator
 from adapters.settings import Settings, process_environment
 from bench.database import cluster
 from bench.report import Figure
-from domain.account import AccountLimits
+from domain.ledger.account import AccountLimits
 
 BYTES = 200_000_000
 """The most that an upload may have."""

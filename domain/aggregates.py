@@ -3,16 +3,16 @@ it is known by its topic; one that a process did not know would stop whatever fo
 
 from __future__ import annotations
 
-from domain.account import Account
 from domain.aggregate import Aggregate
-from domain.batch import Batch
-from domain.credit_hold import CreditHold
 from domain.file import File
 from domain.fine_tuned_model import FineTunedModel
-from domain.fine_tuning_job import FineTuningJob
 from domain.idempotent_request import IdempotentRequest
-from domain.key_spend import KeySpend
-from domain.price_book import PriceBook
+from domain.ledger.account import Account
+from domain.ledger.credit_hold import CreditHold
+from domain.ledger.key_spend import KeySpend
+from domain.ledger.price_book import PriceBook
+from domain.work.batch import Batch
+from domain.work.fine_tuning_job import FineTuningJob
 
 AGGREGATES: tuple[type[Aggregate], ...] = (
     Account,

@@ -2,7 +2,7 @@
 
 The thirteen of the pages and the two small local ones. A record holds what was decided about a
 base (its pinned revision, ranks, speeds, control tokens), never what is running now: runners say by
-heartbeat which bases they can serve. Prices are in `domain/prices.py`.
+heartbeat which bases they can serve. Prices are in `domain/ledger/prices.py`.
 """
 
 from __future__ import annotations

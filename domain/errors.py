@@ -1,8 +1,8 @@
 """Every refusal that the product knows, with its code, its HTTP status and whether a retry helps.
 
-The domain raises these; `api/errors.py` alone turns them into OpenAI's error body. The message is
-written for the person who sent the request: it names the field, line or value and what to change,
-and never quotes a row, a prompt or a key.
+The domain raises these; `api/http/errors.py` alone turns them into OpenAI's error body. The message
+is written for the person who sent the request: it names the field, line or value and what to
+change, and never quotes a row, a prompt or a key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a command handler sees of the log: aggregates by id, new ids, the time, and nothing else.
 
-Handlers in `domain/commands/` are given a unit of work by the writer (`adapters/writer.py`) or, in
+Handlers in `domain/commands/` are given a unit of work by the writer of `adapters/event_log` or, in
 tests, by its in-memory twin. A handler is a pure function of the aggregates it gets, its command,
 the ids and `now`: it may run twice, passes all its guards before its first change, and never saves,
 since whatever it changed is saved when it returns.
@@ -90,7 +90,7 @@ Handler = Callable[[UnitOfWork, C], R]
 
 
 class CommandWriter(Protocol):
-    """Who runs commands: `adapters.writer.Writer`, in tests `adapters.memory_store.MemoryWriter`.
+    """Who runs commands: the `Writer` of `adapters/event_log`, in tests its `MemoryWriter`.
 
     `tracking` is a (name, position) recorded in the command's append. Besides what the handler
     raises: DuplicateDelivery, ConcurrentUpdate, Overloaded, StorageOutcomeUnknown.

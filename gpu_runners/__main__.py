@@ -17,8 +17,8 @@ from adapters.settings import Settings, process_environment
 from adapters.telemetry import configure_logging
 from domain.catalog import CATALOG
 from domain.ids import RUNNER
-from gpu_runners.runner import Runner
-from gpu_runners.weights import Weights
+from gpu_runners.parent.runner import Runner
+from gpu_runners.weights.store import Weights
 
 
 async def serve(settings: Settings) -> None:

@@ -1,9 +1,9 @@
 """The shape of a read model: which tables it owns, and what an event changes in them.
 
 A projection is applied either inside the append (what the API's reads need at once: the event store
-runs its statements under the log's lock) or by `projections/runner.py`, which follows the log. The
-same `apply` serves both and a rebuild from zero. It must be a pure function of the event and its
-position: no clock, no query, no personal data.
+runs its statements under the log's lock) or by `projections/follower.py`, which follows the log.
+The same `apply` serves both and a rebuild from zero. It must be a pure function of the event and
+its position: no clock, no query, no personal data.
 """
 
 from __future__ import annotations

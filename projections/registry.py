@@ -3,18 +3,18 @@ which applies it inside each append, and the second to the runner, which follows
 
 from __future__ import annotations
 
-from projections.accounts import ACCOUNTS
-from projections.batches import BATCHES
-from projections.files import FILES
-from projections.fine_tuning_events import FINE_TUNING_EVENTS
-from projections.fine_tuning_jobs import FINE_TUNING_JOBS
-from projections.holds import HOLDS
-from projections.journal import JOURNAL
-from projections.keys import KEYS
-from projections.models import MODELS
-from projections.prices import PRICES
+from projections.money.accounts import ACCOUNTS
+from projections.money.holds import HOLDS
+from projections.money.journal import JOURNAL
+from projections.money.keys import KEYS
+from projections.money.prices import PRICES
 from projections.read_model import ReadModel
-from projections.work import WORK
+from projections.work.batches import BATCHES
+from projections.work.files import FILES
+from projections.work.fine_tuning_events import FINE_TUNING_EVENTS
+from projections.work.fine_tuning_jobs import FINE_TUNING_JOBS
+from projections.work.models import MODELS
+from projections.work.open_work import WORK
 
 INLINE: tuple[ReadModel, ...] = (
     PRICES,

@@ -23,7 +23,7 @@ import pytest
 from adapters.embedded.broker import Broker
 from adapters.embedded.postgres import OWNER, SUPERUSER, Postgres
 from adapters.embedded.process import free_port
-from adapters.migrate import migrate
+from adapters.event_log.migrate import migrate
 from adapters.settings import Settings
 
 KAFKA_ADDRESS = os.environ.get("GRIDLINE_TEST_KAFKA", "")

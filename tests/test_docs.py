@@ -15,9 +15,10 @@ import pytest
 
 from adapters.settings import Settings
 from api.app import ROUTES
-from api.errors import BASE_PATH
+from api.http.errors import BASE_PATH
 from api.routes.not_offered import INSTEAD
-from domain import job_errors, limits
+from domain import limits
+from domain.work import job_errors
 from tests.test_house_rules import Source, sources
 
 ROOT = Path(__file__).parent.parent

@@ -28,12 +28,12 @@ from adapters.embedded.broker import Broker
 from adapters.embedded.postgres import Postgres
 from adapters.embedded.private_file import write_private
 from adapters.embedded.process import CannotStart, Child, free_port, launch, stop_together
-from adapters.migrate import migrate
+from adapters.event_log.migrate import migrate
 from adapters.settings import Settings
 
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "api": ("-m", "api"),
-    "worker": ("-m", "adapters.worker"),
+    "worker": ("-m", "adapters.worker.loops"),
     "runner": ("-m", "gpu_runners"),
 }
 BROKER_CLIENTS = frozenset({"worker", "runner"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from api.control import Call
-from api.download import send_object
+from api.http.download import send_object
 from api.routes.models import own_model
 from domain.errors import NotFound
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from api.control import Call
-from api.idempotency import canonical_sha256, create_once, repeats_lately
-from api.json_body import read_json
-from api.json_response import json_response
-from api.pagination import after_of, limit_of, list_object
+from api.http.idempotency import canonical_sha256, create_once, repeats_lately
+from api.http.json_body import read_json
+from api.http.json_response import json_response
+from api.http.pagination import after_of, limit_of, list_object
 from api.schemas.batches import batch_object
 from domain.commands.batches import CancelBatch, cancel_batch
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.idempotency import Origin
-from domain.create_bodies import parse_batch_create
 from domain.errors import InvalidState, NotFound
-from projections import batches
-from projections.batches import BatchRow
+from domain.inputs.create_bodies import parse_batch_create
+from projections.work import batches
+from projections.work.batches import BatchRow
 
 LIMIT_DEFAULT = 20
 LIMIT_MAX = 100

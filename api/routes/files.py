@@ -10,15 +10,15 @@ from functools import partial
 from starlette.responses import Response
 
 from api.control import Call
-from api.download import send_object
-from api.errors import error_response
-from api.idempotency import canonical_sha256, create_once, repeats_lately
-from api.json_body import refuse_content_encoding
-from api.json_response import json_response
-from api.multipart import MultipartReader, boundary_of
-from api.pagination import after_of, given_once, limit_of, list_object, order_of
+from api.http.download import send_object
+from api.http.errors import error_response
+from api.http.idempotency import canonical_sha256, create_once, repeats_lately
+from api.http.json_body import refuse_content_encoding
+from api.http.json_response import json_response
+from api.http.multipart import MultipartReader, boundary_of
+from api.http.pagination import after_of, given_once, limit_of, list_object, order_of
+from api.http.upload import Upload, UploadReceiver, too_large
 from api.schemas.files import file_deleted, file_object
-from api.upload import Upload, UploadReceiver, too_large
 from domain import ids
 from domain.commands.files import DeleteFile, StoreFile, delete_file, store_file
 from domain.commands.idempotency import Origin
@@ -31,8 +31,8 @@ from domain.errors import (
 )
 from domain.limits import FILE_KEPT_SECONDS, MIB
 from domain.messages import ObjectRef
-from projections import files
-from projections.files import FileRow
+from projections.work import files
+from projections.work.files import FileRow
 
 LIMIT_MAX = 10_000
 DRAIN_SECONDS_MAX = 60

@@ -9,22 +9,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.control import Call
-from api.idempotency import canonical_sha256, create_once, repeats_lately
-from api.json_body import read_json
-from api.json_response import json_response
-from api.pagination import after_of, bad_cursor, limit_of, list_object
+from api.http.idempotency import canonical_sha256, create_once, repeats_lately
+from api.http.json_body import read_json
+from api.http.json_response import json_response
+from api.http.pagination import after_of, bad_cursor, limit_of, list_object
 from api.schemas.fine_tuning import checkpoint_object, event_object, job_object
 from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
 from domain.commands.fine_tuning import CancelFineTuningJob, cancel_fine_tuning_job
 from domain.commands.idempotency import Origin
-from domain.create_bodies import FineTuneCreate, parse_fine_tuning_create
 from domain.errors import InvalidRequest, InvalidState, NotFound
+from domain.inputs.create_bodies import FineTuneCreate, parse_fine_tuning_create
+from domain.inputs.training_file import FileRole, TemplateCheck
 from domain.limits import TRAINING_FILE_BYTES_MAX
 from domain.ports import ObjectMissing
-from domain.training_file import FileRole, TemplateCheck
-from projections import files, fine_tuning_events, fine_tuning_jobs
-from projections.files import FileRow
-from projections.fine_tuning_jobs import JobRow
+from projections.work import files, fine_tuning_events, fine_tuning_jobs
+from projections.work.files import FileRow
+from projections.work.fine_tuning_jobs import JobRow
 
 LIMIT_MAX = 100
 JOBS_DEFAULT = 20

@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.control import Api
-from api.json_response import json_response
+from api.http.json_response import json_response
 from domain.errors import Overloaded
-from projections import runners
+from projections.direct import runners
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from api.control import Call
-from api.json_response import json_response
-from api.pagination import given_once, limit_of
+from api.http.json_response import json_response
+from api.http.pagination import given_once, limit_of
 from api.schemas.ledger import credits_object, receipt_object, statement_object
 from domain.errors import InvalidRequest, NotFound
-from projections import accounts, holds, receipts, statements
-from projections import prices as price_lists
+from projections.money import accounts, holds, receipts, statements
+from projections.money import prices as price_lists
 
 STATEMENT_LINES_DEFAULT = 100
 STATEMENT_LINES_MAX = 1_000

@@ -7,14 +7,14 @@ import logging
 from starlette.responses import Response
 
 from api.control import Call
-from api.idempotency import repeats_lately
-from api.json_response import json_response
+from api.http.idempotency import repeats_lately
+from api.http.json_response import json_response
 from api.schemas.models import base_model_object, fine_tuned_model_object, model_deleted
 from domain.catalog import CATALOG
 from domain.commands.files import DeleteModel, delete_model
 from domain.errors import InvalidRequest, NotFound
-from projections import models
-from projections.models import ModelRow
+from projections.work import models
+from projections.work.models import ModelRow
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from starlette.types import Receive, Scope, Send
 
-from api.envelope import record_of
-from api.errors import BASE_PATH, error_response, unknown_path
+from api.http.envelope import record_of
+from api.http.errors import BASE_PATH, error_response, unknown_path
 from domain.errors import GridlineError, NotOffered
 
 _BATCH_LINES = (

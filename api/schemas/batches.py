@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from api.schemas.times import seconds, seconds_or_none
-from domain.money import usd_text
-from projections.batches import BatchRow
-from projections.fine_tuning_jobs import REASONS
+from domain.ledger.money import usd_text
+from projections.work.batches import BatchRow
+from projections.work.fine_tuning_jobs import REASONS
 
 
 def batch_object(row: BatchRow) -> dict[str, Any]:

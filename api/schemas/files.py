@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.schemas.times import seconds, seconds_or_none
-from projections.files import FileRow
+from projections.work.files import FileRow
 
 
 def file_object(row: FileRow) -> dict[str, Any]:

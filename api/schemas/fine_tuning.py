@@ -6,9 +6,9 @@ from typing import Any
 
 from api.schemas.times import seconds, seconds_or_none
 from domain.ids import account_slug
-from domain.money import usd_text
-from projections.fine_tuning_events import EventRow
-from projections.fine_tuning_jobs import CheckpointRow, JobRow
+from domain.ledger.money import usd_text
+from projections.work.fine_tuning_events import EventRow
+from projections.work.fine_tuning_jobs import CheckpointRow, JobRow
 
 TERMINAL = ("succeeded", "failed", "cancelled")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from api.schemas.times import seconds, seconds_or_none
-from domain.money import usd_text
-from domain.receipt import Receipt
-from projections.accounts import AccountRow
-from projections.holds import HoldRow
-from projections.receipts import ReceiptRow
-from projections.statements import Statement, StatementLine
+from domain.ledger.money import usd_text
+from domain.ledger.receipt import Receipt
+from projections.money.accounts import AccountRow
+from projections.money.holds import HoldRow
+from projections.money.receipts import ReceiptRow
+from projections.money.statements import Statement, StatementLine
 
 
 def credits_object(row: AccountRow, open_holds: tuple[HoldRow, ...]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from api.schemas.times import seconds
 from domain.catalog import CHAT_ENDPOINT, EMBEDDINGS_ENDPOINT, BaseModel, FineTuning
-from projections.models import ModelRow
+from projections.work.models import ModelRow
 
 
 def base_model_object(base: BaseModel) -> dict[str, Any]:

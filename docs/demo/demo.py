@@ -44,8 +44,8 @@ def instance() -> Iterator[Instance]:
     with tempfile.TemporaryDirectory(prefix="gridline-demo-") as directory:
         data, ready = Path(directory) / "data", Path(directory) / "ready.json"
         say("Starting an instance of our own in a temporary directory")
-        command = [sys.executable, "-m", "adapters.cli", "up", "--data", str(data), "--port", "0",
-                   "--ready-file", str(ready)]  # fmt: skip
+        command = [sys.executable, "-m", "adapters.operators.cli", "up", "--data", str(data),
+                   "--port", "0", "--ready-file", str(ready)]  # fmt: skip
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             try:
                 facts = wait_until_ready(process, ready)
@@ -181,7 +181,7 @@ def main() -> None:
         after = accuracy(client, job.fine_tuned_model)
         show_statement(client)
         if here.data_dir is not None:
-            command = [sys.executable, "-m", "adapters.cli", "audit", "verify", "--data",
+            command = [sys.executable, "-m", "adapters.operators.cli", "audit", "verify", "--data",
                        here.data_dir]  # fmt: skip
             subprocess.run(command, check=True)
     say(f"Done in {time.monotonic() - started:.0f} s: {before:.0%} right before, {after:.0%} after")

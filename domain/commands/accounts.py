@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from domain import ids
-from domain.account import Account, AccountLimits
 from domain.errors import NotFound
-from domain.key_spend import KeySpend, SpendLimits
-from domain.price_book import PriceBook
-from domain.prices import PriceList
+from domain.ledger.account import Account, AccountLimits
+from domain.ledger.key_spend import KeySpend, SpendLimits
+from domain.ledger.price_book import PriceBook
+from domain.ledger.prices import PriceList
 from domain.unit_of_work import PersonalRow, UnitOfWork
 
 

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from domain import ids
-from domain.account import Account
-from domain.batch import Batch, BatchPlan, ChunkPlan, LineError
 from domain.catalog import CATALOG
 from domain.commands.files import name_row
 from domain.commands.ownership import batch_of
 from domain.commands.settlement import HoldTerms, capture_hold, place_hold, release_hold
 from domain.file import File
 from domain.fine_tuned_model import FineTunedModel
+from domain.ledger.account import Account
+from domain.ledger.price_book import PriceBook
+from domain.ledger.prices import charge_for_batch
+from domain.ledger.receipt import Receipt, ReceiptLine
 from domain.limits import FILE_KEPT_SECONDS
 from domain.messages import AdapterRef, ObjectRef
-from domain.price_book import PriceBook
-from domain.prices import charge_for_batch
-from domain.receipt import Receipt, ReceiptLine
 from domain.unit_of_work import UnitOfWork
+from domain.work.batch import Batch, BatchPlan, ChunkPlan, LineError
 
 HOLD_MARGIN = timedelta(hours=1)
 """A hold outlives its batch's window by this, so that the end of the window settles it."""

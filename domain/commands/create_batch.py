@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from domain import ids
-from domain.account import Account
-from domain.batch import Batch
 from domain.commands.idempotency import Origin, made_before, remember
 from domain.commands.ownership import file_of
-from domain.create_bodies import COMPLETION_WINDOW_SECONDS, BatchCreate
 from domain.errors import InvalidRequest
-from domain.key_spend import KeySpend
-from domain.price_book import PriceBook
+from domain.inputs.create_bodies import COMPLETION_WINDOW_SECONDS, BatchCreate
+from domain.ledger.account import Account
+from domain.ledger.key_spend import KeySpend
+from domain.ledger.price_book import PriceBook
 from domain.unit_of_work import PersonalRow, UnitOfWork
+from domain.work.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from domain import ids
-from domain.account import Account
 from domain.commands.create_batch import texts_row
 from domain.commands.idempotency import Origin, made_before, remember
 from domain.commands.ownership import file_of
-from domain.create_bodies import FineTuneCreate
 from domain.errors import InvalidRequest
 from domain.file import File, TrainingFacts
 from domain.fine_tuned_model import FineTunedModel
-from domain.fine_tuning_job import FineTuningJob, JobFile, JobSettings
-from domain.key_spend import KeySpend
+from domain.inputs.create_bodies import FineTuneCreate
+from domain.ledger.account import Account
+from domain.ledger.key_spend import KeySpend
+from domain.ledger.price_book import PriceBook
 from domain.limits import JOB_SECONDS_MAX, WAITING_SECONDS_MAX
-from domain.price_book import PriceBook
-from domain.quote import FineTuneQuote, JobInput, quote_fine_tune
 from domain.unit_of_work import UnitOfWork
+from domain.work.fine_tuning_job import FineTuningJob, JobFile, JobSettings
+from domain.work.quote import FineTuneQuote, JobInput, quote_fine_tune
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from domain.account import Account
-from domain.batch import Batch
 from domain.commands.idempotency import Origin, made_before, remember
 from domain.commands.ownership import file_of, model_of
 from domain.file import File, Purpose, TrainingFacts
 from domain.fine_tuned_model import FineTunedModel
-from domain.fine_tuning_job import FineTuningJob
 from domain.ids import fine_tuned_model_name
+from domain.ledger.account import Account
 from domain.messages import ObjectRef
 from domain.unit_of_work import PersonalRow, UnitOfWork
+from domain.work.batch import Batch
+from domain.work.fine_tuning_job import FineTuningJob
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from domain import ids
-from domain.account import Account
 from domain.commands.ownership import job_of
 from domain.commands.settlement import HoldTerms, capture_hold, place_hold, release_hold
 from domain.file import File
 from domain.fine_tuned_model import FineTunedModel
-from domain.fine_tuning_job import STARTS_MAX, FineTuningJob
-from domain.job_errors import side_of
+from domain.ledger.account import Account
+from domain.ledger.price_book import PriceBook
+from domain.ledger.prices import charge_for_training
+from domain.ledger.receipt import Receipt, ReceiptLine
 from domain.messages import TrainFinished
-from domain.price_book import PriceBook
-from domain.prices import charge_for_training
-from domain.receipt import Receipt, ReceiptLine
 from domain.unit_of_work import UnitOfWork
+from domain.work.fine_tuning_job import STARTS_MAX, FineTuningJob
+from domain.work.job_errors import side_of
 
 WAITING_LIMIT = timedelta(hours=24)
 """Fine-tuning page, "The job": waiting for a GPU too ends after 24 hours."""

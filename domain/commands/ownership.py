@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from domain.batch import Batch
 from domain.errors import NotFound
 from domain.file import File
 from domain.fine_tuned_model import FineTunedModel
-from domain.fine_tuning_job import FineTuningJob
 from domain.unit_of_work import UnitOfWork
+from domain.work.batch import Batch
+from domain.work.fine_tuning_job import FineTuningJob
 
 
 def file_of(uow: UnitOfWork, account_id: str, file_id: str, *, param: str) -> File:

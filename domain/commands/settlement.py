@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from domain.account import Account
-from domain.credit_hold import CreditHold
 from domain.ids import hold_id
-from domain.key_spend import KeySpend
+from domain.ledger.account import Account
+from domain.ledger.credit_hold import CreditHold
+from domain.ledger.key_spend import KeySpend
 from domain.unit_of_work import UnitOfWork
 
 Funding = Literal["held", "wait", "refuse"]

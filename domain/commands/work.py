@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from domain.batch import Batch
 from domain.commands.fine_tuning import end_failed, lose_runner, succeed
-from domain.fine_tuning_job import FineTuningJob
 from domain.ids import BATCH
 from domain.messages import (
     Attempt,
@@ -24,6 +22,8 @@ from domain.messages import (
     TrainTask,
 )
 from domain.unit_of_work import UnitOfWork
+from domain.work.batch import Batch
+from domain.work.fine_tuning_job import FineTuningJob
 
 RUN_MARGIN = timedelta(minutes=10)
 """A runner enforces a training's time limit itself; the log's deadline is later by this."""

@@ -28,7 +28,6 @@ from adapters.settings import Settings
 from api.__main__ import server_config
 from api.app import create_app
 from api.control import Api
-from domain.account import AccountLimits
 from domain.commands.accounts import (
     AccountOpened,
     KeySecret,
@@ -37,13 +36,14 @@ from domain.commands.accounts import (
     open_account,
     publish_prices,
 )
-from domain.money import nano_usd
-from domain.prices import PriceList
+from domain.ledger.account import AccountLimits
+from domain.ledger.money import nano_usd
+from domain.ledger.prices import PriceList
 from domain.unit_of_work import CommandContext
 from tests.acceptance import strict
 from tests.conftest import cloned_database
 
-PRICES = Path(__file__).parents[2] / "domain" / "prices.json"
+PRICES = Path(__file__).parents[2] / "domain" / "ledger" / "prices.json"
 UPLOAD_BYTES_MAX = 3_000_000
 SECONDS_MAX = 5
 LIMITS = AccountLimits(open_fine_tunes=3, open_batches=10)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
-from domain.batch import ChunkPlan
 from domain.commands.batches import (
     FinishBatch,
     RecordBatchPlan,
@@ -29,6 +28,7 @@ from domain.messages import (
     TrainFinished,
     TrainProgress,
 )
+from domain.work.batch import ChunkPlan
 from tests.acceptance.conftest import Served
 
 BASE = "smollm2-135m-instruct"

@@ -8,7 +8,7 @@ import socket
 import openai
 import pytest
 
-from api import json_body
+from api.http import json_body
 from api.routes.not_offered import INSTEAD
 from domain.commands.accounts import RevokeKey, revoke_key
 from tests.acceptance.conftest import Served

@@ -12,9 +12,9 @@ import httpx2
 import openai
 import pytest
 
-from api import multipart
-from domain.batch import LineError
+from api.http import multipart
 from domain.commands.batches import FailBatch, fail_batch
+from domain.work.batch import LineError
 from tests.acceptance.conftest import UPLOAD_BYTES_MAX, Served
 from tests.acceptance.training_files import chat_file
 

@@ -25,7 +25,7 @@ from schemathesis.generation.case import Case
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
-from domain.account import AccountLimits
+from domain.ledger.account import AccountLimits
 from tests.acceptance import strict
 from tests.acceptance.conftest import SECONDS_MAX, Served
 from tests.acceptance.stand_in_worker import BASE, finish, run_batch, succeed_training

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from api import http_protocol
-from api.http_protocol import HEAD_BYTES_MAX, SENT_AHEAD_MAX
+from api.http import protocol as http_protocol
+from api.http.protocol import HEAD_BYTES_MAX, SENT_AHEAD_MAX
 from tests.acceptance.conftest import Served
 
 GET = b"GET /openai/v1/models HTTP/1.1\r\nHost: x\r\n"

@@ -13,7 +13,7 @@ import pytest
 from starlette.requests import Request
 
 from api.control import Api, Call, Caller
-from api.idempotency import create_once
+from api.http.idempotency import create_once
 from domain.commands.idempotency import Origin
 from domain.errors import LimitExceeded
 from tests.acceptance.conftest import Served

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.multipart import MultipartReader, bare_filename, boundary_of
+from api.http.multipart import MultipartReader, bare_filename, boundary_of
 from domain.errors import InvalidRequest
 
 BOUNDARY = b"B"

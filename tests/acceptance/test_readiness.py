@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from domain.messages import Heartbeat
-from projections import runners
+from projections.direct import runners
 from tests.acceptance.conftest import Served
 
 

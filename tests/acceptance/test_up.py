@@ -30,7 +30,14 @@ ENVIRONMENT = {
 def running(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
     """A ready instance and its ready file; whatever still runs of it is ended at the end."""
     ready_file = directory / "ready.json"
-    command = [sys.executable, "-m", "adapters.cli", "up", "--data", str(directory / "data")]
+    command = [
+        sys.executable,
+        "-m",
+        "adapters.operators.cli",
+        "up",
+        "--data",
+        str(directory / "data"),
+    ]
     command += ["--port", "0", "--ready-file", str(ready_file)]
     with (directory / "up.log").open("ab") as output:
         process = subprocess.Popen(command, env=ENVIRONMENT, stdout=output, stderr=output)
@@ -60,7 +67,7 @@ def models_seen_with(ready: dict[str, Any], api_key: str) -> list[str]:
 
 def operator(*arguments: str) -> Any:
     done = subprocess.run(
-        [sys.executable, "-m", "adapters.cli", *arguments, "--json"],
+        [sys.executable, "-m", "adapters.operators.cli", *arguments, "--json"],
         check=True,
         stdout=subprocess.PIPE,
     )

@@ -23,17 +23,17 @@ import psutil
 import psycopg
 from openai import OpenAI
 
-from adapters import audit
+from adapters.audit import verify as audit
 from adapters.embedded.postgres import Postgres
-from adapters.event_store import decode, fold
-from adapters.operator_actions import OpenedAccount, open_operator
-from adapters.postgres import connect
+from adapters.event_log.event_store import decode, fold
+from adapters.event_log.postgres import connect
+from adapters.operators.actions import OpenedAccount, open_operator
 from adapters.settings import Settings
-from domain.account import Account, AccountLimits
 from domain.aggregate import Aggregate
 from domain.aggregates import AGGREGATES
+from domain.ledger.account import Account, AccountLimits
 from domain.messages import Heartbeat
-from projections import runners
+from projections.direct import runners
 
 BASE = "smollm2-135m-instruct"
 BATCH_ENDED = ("failed", "completed", "expired", "cancelled")
@@ -95,7 +95,7 @@ class Instance:
     def start(self) -> float:
         """Returns when it is ready, with the seconds that it took."""
         began = time.monotonic()
-        command = [sys.executable, "-m", "adapters.cli", "up", "--data", str(self.data)]
+        command = [sys.executable, "-m", "adapters.operators.cli", "up", "--data", str(self.data)]
         command += ["--port", "0", "--ready-file", str(self._ready_file)]
         self._ready_file.unlink(missing_ok=True)
         self.temporary.mkdir(exist_ok=True)

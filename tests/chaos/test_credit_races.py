@@ -11,7 +11,7 @@ from openai import OpenAI
 from openai.types import Batch
 
 from domain.ids import hold_id
-from domain.money import usd_text
+from domain.ledger.money import usd_text
 from tests.chaos.instance import (
     BATCH_ENDED,
     JOB_ENDED,

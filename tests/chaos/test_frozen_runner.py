@@ -15,7 +15,7 @@ import psutil
 import pytest
 from openai import OpenAI
 
-from adapters.operator_actions import OpenedAccount
+from adapters.operators.actions import OpenedAccount
 from domain.messages import Heartbeat
 from tests.chaos.instance import (
     BATCH_ENDED,

@@ -17,9 +17,9 @@ from openai import OpenAI
 from openai.types import Batch
 from openai.types.fine_tuning import FineTuningJob
 
-from adapters.operator_actions import OpenedAccount
+from adapters.operators.actions import OpenedAccount
 from domain.ids import hold_id
-from gpu_runners.work_directory import PREFIX
+from gpu_runners.parent.work_directory import PREFIX
 from tests.chaos.instance import (
     BATCH_ENDED,
     ENDED_SECONDS_MAX,
@@ -35,8 +35,8 @@ from tests.chaos.instance import (
 )
 
 LINES = 60
-ENGINE = "gpu_runners.infer_child"
-TRAINER = "gpu_runners.echo_train_child"
+ENGINE = "gpu_runners.inference.child"
+TRAINER = "gpu_runners.training.echo_child"
 PARTS = ("api", "worker", "runner", "broker", "postgres")
 VICTIMS = (*PARTS, "engine", "trainer", "up")
 TRAINING_SURVIVES = ("api", "worker", "postgres", "engine")

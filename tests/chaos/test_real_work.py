@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from domain.ids import hold_id
-from gpu_runners.weights import Weights
+from gpu_runners.weights.store import Weights
 from tests.chaos.instance import (
     BASE,
     BATCH_ENDED,
@@ -60,7 +60,7 @@ def test_a_real_batch_survives_its_engine(real_instance: Instance) -> None:
             client, chat_lines(LINES, text="Tell a story about the number", max_tokens=24)
         )
         until(is_halfway, "a chunk is finished and another runs", seconds=WORK_SECONDS_MAX)
-        (engine,) = instance.children("runner", "gpu_runners.infer_child")
+        (engine,) = instance.children("runner", "gpu_runners.inference.child")
         kill(engine.pid)
         until(
             lambda: client.batches.retrieve(batch_id).status in BATCH_ENDED,
@@ -73,7 +73,7 @@ def test_a_real_batch_survives_its_engine(real_instance: Instance) -> None:
         assert batch.output_file_id is not None
         output = client.files.content(batch.output_file_id).content
 
-    assert instance.children("runner", "gpu_runners.infer_child")[0].pid != engine.pid
+    assert instance.children("runner", "gpu_runners.inference.child")[0].pid != engine.pid
     answered = [json.loads(line)["custom_id"] for line in output.splitlines()]
     assert sorted(answered) == sorted(f"line-{number}" for number in range(LINES))
     finished = instance.named(batch_id, "ChunkFinished")
@@ -96,7 +96,7 @@ def test_a_real_training_is_interrupted_with_its_runner_and_costs_nothing(
             "the training makes progress",
             seconds=WORK_SECONDS_MAX,
         )
-        (trainer,) = instance.children("runner", "gpu_runners.train_child")
+        (trainer,) = instance.children("runner", "gpu_runners.training.child")
         kill(instance.pid("runner"))
         until(
             lambda: client.fine_tuning.jobs.retrieve(job_id).status in JOB_ENDED,

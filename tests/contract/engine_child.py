@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 from adapters.settings import Settings
-from gpu_runners.engine_slot import EngineSlot, engine_command
-from gpu_runners.results import unpack_vector
-from gpu_runners.weights import Weights
+from gpu_runners.parent.results import unpack_vector
+from gpu_runners.parent.slots import EngineSlot, engine_command
+from gpu_runners.weights.store import Weights
 
 VLLM_PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 

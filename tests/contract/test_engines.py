@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from gpu_runners.weights import Weights
+from gpu_runners.weights.store import Weights
 from tests.contract.engine_child import (
     VLLM_PYTHON,
     EngineChild,

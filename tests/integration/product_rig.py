@@ -12,17 +12,18 @@ from datetime import timedelta
 from importlib import resources
 from typing import Any
 
-from adapters.event_store import EventStore, decode
-from adapters.postgres import Connection, connect
-from adapters.writer import Writer
-from domain.account import AccountLimits
-from domain.batch import ChunkPlan
+from adapters.event_log.event_store import EventStore, decode
+from adapters.event_log.postgres import Connection, connect
+from adapters.event_log.writer import Writer
 from domain.commands import accounts, batches, files, fine_tuning, work
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
 from domain.commands.idempotency import Origin
-from domain.create_bodies import parse_batch_create, parse_fine_tuning_create
 from domain.file import TrainingFacts
+from domain.inputs.create_bodies import parse_batch_create, parse_fine_tuning_create
+from domain.ledger.account import AccountLimits
+from domain.ledger.money import nano_usd
+from domain.ledger.prices import PriceList
 from domain.messages import (
     Attempt,
     ChunkFinished,
@@ -34,16 +35,15 @@ from domain.messages import (
     TrainFinished,
     TrainProgress,
 )
-from domain.money import nano_usd
-from domain.prices import PriceList
 from domain.unit_of_work import CommandContext
+from domain.work.batch import ChunkPlan
+from projections.follower import ProjectionRunner
 from projections.registry import FOLLOWING, INLINE
-from projections.runner import ProjectionRunner
 from tests.conftest import Database
 from tests.fakes import FakeClock
 
 BASE = "smollm2-135m-instruct"
-PRICES = PriceList.from_json(resources.files("domain").joinpath("prices.json").read_bytes())
+PRICES = PriceList.from_json(resources.files("domain.ledger").joinpath("prices.json").read_bytes())
 LINES_PER_CHUNK = 4
 
 

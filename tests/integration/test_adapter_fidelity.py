@@ -24,10 +24,10 @@ from transformers import AutoTokenizer
 
 from adapters.settings import Settings
 from domain.messages import AdapterRef
-from gpu_runners.adapter_cache import FILES
-from gpu_runners.engine_slot import THREADS_ENVIRONMENT
-from gpu_runners.prompts import TokenWriter
-from gpu_runners.weights import Weights
+from gpu_runners.inference.prompts import TokenWriter
+from gpu_runners.parent.adapter_cache import FILES
+from gpu_runners.parent.slots import THREADS_ENVIRONMENT
+from gpu_runners.weights.store import Weights
 from tests.contract.engine_child import VLLM_PYTHON, write_random_adapter
 from tests.unit.gpu_runners.running_runner import BASE, Bench, finished, running_runner
 from tests.unit.gpu_runners.tiny_model import task, write_rows
@@ -154,7 +154,7 @@ def adapter(weights_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         "weights_dir": str(weights_root),
         "progress_seconds": 60,
     }
-    child = ["env", *THREADS_ENVIRONMENT, sys.executable, "-m", "gpu_runners.train_child"]
+    child = ["env", *THREADS_ENVIRONMENT, sys.executable, "-m", "gpu_runners.training.child"]
     with subprocess.Popen(child, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -17,15 +17,15 @@ from hypothesis.stateful import run_state_machine_as_test
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from adapters.audit import AuditReport, verify
+from adapters.audit.verify import AuditReport, verify
 from adapters.embedded.postgres import Postgres
-from adapters.event_store import EventStore, decode
-from adapters.postgres import Connection, connect
-from adapters.writer import Writer
+from adapters.event_log.event_store import EventStore, decode
+from adapters.event_log.postgres import Connection, connect
+from adapters.event_log.writer import Writer
 from domain.aggregate import Aggregate
-from domain.money import nano_usd
+from domain.ledger.money import nano_usd
+from projections.follower import ProjectionRunner
 from projections.registry import FOLLOWING, INLINE
-from projections.runner import ProjectionRunner
 from tests.conftest import Database, cloned_database
 from tests.integration.product_rig import ProductRig
 from tests.property.test_ledger_machine import CountingIds, LedgerMachine, due_rows
@@ -267,7 +267,7 @@ def test_a_rebuilt_ledger_passes_again(told: Ledger) -> None:
 def test_the_command_exits_with_1_and_names_what_differs(told: Ledger) -> None:
     def command() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "adapters.cli", "audit", "verify"],
+            [sys.executable, "-m", "adapters.operators.cli", "audit", "verify"],
             env={**os.environ, "GRIDLINE_DATABASE_URL": told.database.application_url},
             capture_output=True,
             text=True,

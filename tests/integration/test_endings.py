@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from adapters.audit import verify
-from adapters.batch_results import BatchResults
-from adapters.dispatcher import ASSIGNS_MAX, BEATS_BEFORE_REPEAT, Dispatcher
-from adapters.event_store import EventStore
-from adapters.fleet import Fleet
-from adapters.watchdogs import Watchdogs
-from domain.account import Account
-from domain.batch import STOP_WITHIN, Batch, ChunkPlan, LineError
+from adapters.audit.verify import verify
+from adapters.event_log.event_store import EventStore
+from adapters.worker.batch_results import BatchResults
+from adapters.worker.dispatcher import ASSIGNS_MAX, BEATS_BEFORE_REPEAT, Dispatcher
+from adapters.worker.fleet import Fleet
+from adapters.worker.watchdogs import Watchdogs
 from domain.commands import accounts, batches, files
 from domain.ids import derived_file_id, fine_tuned_model_name
+from domain.ledger.account import Account
 from domain.messages import (
     Attempt,
     ChunkFinished,
@@ -30,9 +29,10 @@ from domain.messages import (
     Started,
 )
 from domain.ports import ObjectMissing
-from domain.scheduling import AssignedWork
-from projections import work
+from domain.work.batch import STOP_WITHIN, Batch, ChunkPlan, LineError
+from domain.work.scheduling import AssignedWork
 from projections.registry import INLINE
+from projections.work import open_work as work
 from tests.conftest import Database
 from tests.fakes import FakeBroker, FakeObjects
 from tests.integration.product_rig import BASE, PRICES, ProductRig

@@ -12,9 +12,9 @@ from eventsourcing.persistence import IntegrityError, StoredEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import snapshots
 from adapters.embedded.postgres import Postgres
-from adapters.event_store import (
+from adapters.event_log import snapshots
+from adapters.event_log.event_store import (
     Append,
     EventStore,
     PositionConflict,
@@ -23,8 +23,8 @@ from adapters.event_store import (
     fold,
     stored,
 )
-from adapters.memory_store import MemoryWriter
-from adapters.postgres import UnsafeDatabase, connect
+from adapters.event_log.memory_store import MemoryWriter
+from adapters.event_log.postgres import UnsafeDatabase, connect
 from domain.aggregate import Aggregate, Envelope
 from domain.unit_of_work import PersonalRow
 from projections.projection import Statement

@@ -11,11 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from adapters.cli import main
-from adapters.operator_actions import open_operator
-from adapters.postgres import connect
+from adapters.event_log.postgres import connect
+from adapters.operators.actions import open_operator
+from adapters.operators.cli import main
 from adapters.settings import Settings
-from projections import keys
+from projections.money import keys
 from tests.conftest import Database
 
 Run = Callable[..., Any]

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 import psycopg
 import pytest
 
-from adapters.event_store import EventStore, decode
-from adapters.postgres import Connection, connect
-from adapters.writer import Writer
+from adapters.event_log.event_store import EventStore, decode
+from adapters.event_log.postgres import Connection, connect
+from adapters.event_log.writer import Writer
 from domain.aggregate import Aggregate
+from projections.follower import ProjectionRunner
 from projections.projection import Projection, Statement
-from projections.runner import ProjectionRunner
 from tests.conftest import Database
 from tests.counter import (
     CONTEXT,

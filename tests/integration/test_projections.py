@@ -23,26 +23,14 @@ from domain.commands import batches as batch_commands
 from domain.commands import files as file_commands
 from domain.commands import fine_tuning as job_commands
 from domain.errors import InvalidRequest
-from domain.key_spend import SpendLimits
+from domain.ledger.key_spend import SpendLimits
+from domain.ledger.money import nano_usd
 from domain.messages import AttemptFailed, ChunkProgress, Heartbeat, Started
-from domain.money import nano_usd
-from projections import (
-    accounts,
-    batches,
-    files,
-    fine_tuning_events,
-    fine_tuning_jobs,
-    fingerprints,
-    holds,
-    keys,
-    models,
-    prices,
-    receipts,
-    runners,
-    statements,
-    work,
-)
+from projections.direct import fingerprints, runners
+from projections.money import accounts, holds, keys, prices, receipts, statements
 from projections.registry import FOLLOWING, INLINE
+from projections.work import batches, files, fine_tuning_events, fine_tuning_jobs, models
+from projections.work import open_work as work
 from tests.conftest import Database
 from tests.integration.product_rig import BASE, PRICES, ProductRig
 

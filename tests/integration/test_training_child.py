@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from domain.messages import TrainTask
-from gpu_runners.weights import Weights
+from gpu_runners.weights.store import Weights
 from tests.unit.gpu_runners.tiny_model import BASE, chat, save_tiny_model, task, write_rows
 
 ROWS = [chat(f"Question {i}", f"answer {i}") for i in range(12)]
@@ -37,7 +37,7 @@ class Parent:
         self._directory = directory
         self._weights = weights
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpu_runners.train_child"],
+            [sys.executable, "-m", "gpu_runners.training.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -145,7 +145,7 @@ def test_a_killed_parent_takes_the_training_with_it(tmp_path: Path, tiny_weights
     reading, writing = os.pipe()
     starter = (
         "import subprocess, sys; "
-        "child = subprocess.Popen([sys.executable, '-m', 'gpu_runners.train_child'], "
+        "child = subprocess.Popen([sys.executable, '-m', 'gpu_runners.training.child'], "
         f"stdin={reading}, stdout=subprocess.PIPE); "
         "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
     )

@@ -12,8 +12,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from domain.messages import TrainProgress
-from gpu_runners.train_lora import TrainingBase, TrainResult, train
-from gpu_runners.weights import Weights
+from gpu_runners.training.train_lora import TrainingBase, TrainResult, train
+from gpu_runners.weights.store import Weights
 from tests.unit.gpu_runners.tiny_model import BASE, CONTROL_TOKENS, chat, task, write_rows
 
 QUEUES = {

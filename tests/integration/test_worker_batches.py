@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from adapters.settings import Settings
-from adapters.watchdogs import UNKNOWN_OBJECT_SECONDS, Watchdogs
-from domain.batch import CHUNK_FAILURES_MAX
+from adapters.worker.watchdogs import UNKNOWN_OBJECT_SECONDS, Watchdogs
 from domain.ids import derived_file_id
 from domain.messages import PROGRESS_TOPIC, Cancel, ChunkProgress, Revoke
+from domain.work.batch import CHUNK_FAILURES_MAX
 from tests.conftest import Database
 from tests.integration.worker_rig import (
     Rig,

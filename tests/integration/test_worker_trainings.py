@@ -17,8 +17,8 @@ from adapters import kafka
 from adapters.settings import Settings
 from domain.catalog import CATALOG
 from domain.messages import Assign, Revoke, Started, TrainProgress
-from gpu_runners.runner import Runner
-from gpu_runners.weights import Weights
+from gpu_runners.parent.runner import Runner
+from gpu_runners.weights.store import Weights
 from tests.conftest import Database
 from tests.integration.worker_rig import (
     WAIT_SECONDS_MAX,
@@ -166,7 +166,7 @@ async def test_a_worker_process_does_the_work_and_ends_soon_when_asked(rig: Rig)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "adapters.worker",
+        "adapters.worker.loops",
         env={**os.environ, **rig.settings.to_environment()},
         stdin=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,

@@ -14,11 +14,11 @@ import psycopg
 import pytest
 
 from adapters.embedded.postgres import APPLICATION, OWNER, Postgres
-from adapters.event_store import EventStore
-from adapters.memory_store import MemoryWriter
-from adapters.migrate import migrate
-from adapters.postgres import connect
-from adapters.writer import Writer
+from adapters.event_log.event_store import EventStore
+from adapters.event_log.memory_store import MemoryWriter
+from adapters.event_log.migrate import migrate
+from adapters.event_log.postgres import connect
+from adapters.event_log.writer import Writer
 from domain.errors import (
     ConcurrentUpdate,
     DuplicateDelivery,

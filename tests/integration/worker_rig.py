@@ -16,11 +16,9 @@ from typing import Any
 
 from adapters import kafka
 from adapters.bootstrap import WorkerPlane, worker_plane
-from adapters.operator_actions import OpenedAccount, Operator
+from adapters.operators.actions import OpenedAccount, Operator
 from adapters.settings import Settings
-from adapters.worker import Worker
-from domain.account import Account, AccountLimits
-from domain.batch import Batch
+from adapters.worker.loops import Worker
 from domain.catalog import CATALOG
 from domain.commands.batches import CancelBatch, cancel_batch
 from domain.commands.create_batch import CreateBatch, create_batch
@@ -28,10 +26,11 @@ from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_f
 from domain.commands.files import StoreFile, store_file
 from domain.commands.fine_tuning import CancelFineTuningJob, cancel_fine_tuning_job
 from domain.commands.idempotency import Origin
-from domain.create_bodies import parse_batch_create, parse_fine_tuning_create
 from domain.file import File, Purpose, TrainingFacts
-from domain.fine_tuning_job import FineTuningJob
 from domain.ids import FILE, derived_file_id
+from domain.inputs.create_bodies import parse_batch_create, parse_fine_tuning_create
+from domain.inputs.training_file import TrainingFileCheck
+from domain.ledger.account import Account, AccountLimits
 from domain.messages import (
     PROGRESS_TOPIC,
     RUNNERS_TOPIC,
@@ -48,8 +47,9 @@ from domain.messages import (
     Revoke,
 )
 from domain.ports import Consumer, ObjectMissing, Producer
-from domain.training_file import TrainingFileCheck
 from domain.unit_of_work import CommandContext, UnitOfWork
+from domain.work.batch import Batch
+from domain.work.fine_tuning_job import FineTuningJob
 from tests.conftest import Database
 
 BASE = "smollm2-135m-instruct"

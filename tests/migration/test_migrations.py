@@ -12,8 +12,8 @@ import pytest
 from psycopg import sql
 
 from adapters.embedded.postgres import OWNER, SUPERUSER, Postgres
-from adapters.migrate import MigrationRefused, migrate, migrations
-from adapters.postgres import connect
+from adapters.event_log.migrate import MigrationRefused, migrate, migrations
+from adapters.event_log.postgres import connect
 
 SCHEMA = Path(__file__).parents[2] / "schema.sql"
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil
 
-from domain.account import Account
 from domain.aggregate import Aggregate
-from domain.batch import Batch
-from domain.credit_hold import CreditHold
-from domain.fine_tuning_job import FineTuningJob
-from domain.key_spend import KeySpend
-from domain.prices import PriceList
+from domain.ledger.account import Account
+from domain.ledger.credit_hold import CreditHold
+from domain.ledger.key_spend import KeySpend
+from domain.ledger.prices import PriceList
+from domain.work.batch import Batch
+from domain.work.fine_tuning_job import FineTuningJob
 
 BATCH_PATHS = {
     "validating": {"in_progress", "failed", "cancelling", "expired"},

@@ -30,19 +30,15 @@ from hypothesis.stateful import (
 )
 from psycopg.rows import dict_row
 
-from adapters import snapshots
-from adapters.event_store import EventStore, decode
-from adapters.memory_store import MemoryWriter
-from adapters.writer import Writer
-from domain.account import Account, AccountLimits
+from adapters.event_log import snapshots
+from adapters.event_log.event_store import EventStore, decode
+from adapters.event_log.memory_store import MemoryWriter
+from adapters.event_log.writer import Writer
 from domain.aggregate import Aggregate
-from domain.batch import Batch
 from domain.commands import accounts, batches, files, fine_tuning, work
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
 from domain.commands.idempotency import Origin
-from domain.create_bodies import parse_batch_create, parse_fine_tuning_create
-from domain.credit_hold import CreditHold
 from domain.errors import (
     DuplicateDelivery,
     InvalidApiKey,
@@ -53,9 +49,13 @@ from domain.errors import (
 )
 from domain.file import File, TrainingFacts
 from domain.fine_tuned_model import FineTunedModel
-from domain.fine_tuning_job import FineTuningJob
 from domain.ids import BATCH, PRICE_BOOK_ID, fine_tuned_model_name, hold_id
-from domain.key_spend import KeySpend, SpendLimits
+from domain.inputs.create_bodies import parse_batch_create, parse_fine_tuning_create
+from domain.ledger.account import Account, AccountLimits
+from domain.ledger.credit_hold import CreditHold
+from domain.ledger.key_spend import KeySpend, SpendLimits
+from domain.ledger.price_book import PriceBook
+from domain.ledger.prices import PriceList
 from domain.messages import (
     AdapterRef,
     Attempt,
@@ -69,19 +69,19 @@ from domain.messages import (
     TrainFinished,
     TrainProgress,
 )
-from domain.price_book import PriceBook
-from domain.prices import PriceList
 from domain.unit_of_work import CommandContext
-from projections import files as file_rows
-from projections import work as work_rows
+from domain.work.batch import Batch
+from domain.work.fine_tuning_job import FineTuningJob
 from projections.registry import INLINE
+from projections.work import files as file_rows
+from projections.work import open_work as work_rows
 from tests.conftest import Database
 from tests.integration.product_rig import LINES_PER_CHUNK, chunk_plans
 from tests.property.ledger_auditor import Auditor
 
 BASE = "smollm2-135m-instruct"
 CENT = 10_000_000
-PRICES = PriceList.from_json(resources.files("domain").joinpath("prices.json").read_bytes())
+PRICES = PriceList.from_json(resources.files("domain.ledger").joinpath("prices.json").read_bytes())
 
 
 class StepClock:

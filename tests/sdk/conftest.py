@@ -26,7 +26,7 @@ import pytest
 
 from tests.conftest import _memory_directory
 
-OPERATOR = (sys.executable, "-m", "adapters.cli")
+OPERATOR = (sys.executable, "-m", "adapters.operators.cli")
 READY_SECONDS_MAX = 120.0
 STOP_SECONDS_MAX = 30.0
 QUICK = {

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from adapters.fleet import Fleet
+from adapters.worker.fleet import Fleet
 from domain.messages import Attempt, Heartbeat
-from domain.scheduling import AssignedWork
+from domain.work.scheduling import AssignedWork
 
 LEASE = 30.0
 BEAT = 3.0

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domain.batch_file import BatchFileCheck, BatchFileFacts
-from domain.batch_line import REFUSED_FIELDS
 from domain.catalog import CHAT_ENDPOINT, EMBEDDINGS_ENDPOINT, Endpoint
-from domain.message_text import message_text
+from domain.inputs.batch_file import BatchFileCheck, BatchFileFacts
+from domain.inputs.batch_line import REFUSED_FIELDS
+from domain.inputs.message_text import message_text
 from tests.unit.case_files import case_bytes, case_names
 
 BASE = "qwen2.5-0.5b-instruct"

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from domain.catalog import CATALOG
-from domain.create_bodies import (
+from domain.errors import InvalidRequest
+from domain.inputs.create_bodies import (
     FineTuneCreate,
     parse_batch_create,
     parse_expires_after,
     parse_fine_tuning_create,
     parse_metadata,
 )
-from domain.errors import InvalidRequest
 from tests.unit.case_files import case_bytes, case_names
 
 BARE = {"model": "qwen2.5-0.5b-instruct", "training_file": "file-1"}

@@ -3,7 +3,7 @@
 A file is `events/<topic>.<version>.json`, its version one more than the topic's upcaster steps. To
 add an event: write it, then `python -m tests.unit.domain.test_events --write`, which makes the
 missing files and never touches one that is there. A change of an event's fields breaks its file:
-add an upcaster step (`adapters/upcasters.py`) and write the next version beside the old one.
+add an upcaster step (`adapters/event_log/upcasters.py`) and write the next version beside it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import domain
-from adapters.event_store import decode, stored
-from adapters.upcasters import UPCASTERS
+from adapters.event_log.event_store import decode, stored
+from adapters.event_log.upcasters import UPCASTERS
 from domain.aggregate import Aggregate, Envelope
 
 FOLDER = Path(__file__).parent / "events"

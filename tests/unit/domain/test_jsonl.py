@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domain.jsonl import Line, LineSplitter
+from domain.inputs.jsonl import Line, LineSplitter
 
 
 def split(content: bytes, *, cuts: list[int] | None = None, limit: int = 50) -> list[Line]:

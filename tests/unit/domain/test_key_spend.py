@@ -8,8 +8,8 @@ import pytest
 
 from domain.aggregate import Envelope
 from domain.errors import InvalidRequest, LimitExceeded
-from domain.key_spend import KeySpend, SpendLimits
-from domain.money import nano_usd
+from domain.ledger.key_spend import KeySpend, SpendLimits
+from domain.ledger.money import nano_usd
 
 NOON = datetime(2027, 3, 4, 12, 0, tzinfo=UTC)
 

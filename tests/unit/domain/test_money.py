@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from domain.money import nano_usd
+from domain.ledger.money import nano_usd
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import domain
 from domain.catalog import CATALOG
+from domain.ledger.money import NANO_USD_PER_USD, nano_usd
+from domain.ledger.prices import PriceList, charge_for_batch, charge_for_training
 from domain.messages import ModelUsage
-from domain.money import NANO_USD_PER_USD, nano_usd
-from domain.prices import PriceList, charge_for_batch, charge_for_training
 
-SHIPPED = (Path(domain.__file__).parent / "prices.json").read_text()
+SHIPPED = (Path(domain.__file__).parent / "ledger" / "prices.json").read_text()
 PRICES = PriceList.from_json(SHIPPED)
 PAGE_BASES = ["llama-3.1-8b-instruct", "qwen2.5-7b-instruct", "mistral-7b-instruct-v0.3"]
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 import domain
 from domain.catalog import CATALOG
-from domain.create_bodies import parse_fine_tuning_create
 from domain.errors import InvalidFile
 from domain.file import TrainingFacts
+from domain.inputs.create_bodies import parse_fine_tuning_create
+from domain.ledger.money import nano_usd
+from domain.ledger.prices import PriceList, charge_for_training
 from domain.messages import ModelUsage
-from domain.money import nano_usd
-from domain.prices import PriceList, charge_for_training
-from domain.quote import FineTuneQuote, JobInput, hold_out_rows, quote_batch, quote_fine_tune
+from domain.work.quote import FineTuneQuote, JobInput, hold_out_rows, quote_batch, quote_fine_tune
 
-PRICES = PriceList.from_json((Path(domain.__file__).parent / "prices.json").read_text())
+PRICES = PriceList.from_json((Path(domain.__file__).parent / "ledger" / "prices.json").read_text())
 TRAINABLE = [name for name, base in CATALOG.items() if base.fine_tuning]
 
 

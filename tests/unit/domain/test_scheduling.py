@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domain.scheduling import RunnerOffer, WaitingWork, choose
+from domain.work.scheduling import RunnerOffer, WaitingWork, choose
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 BASES = ("qwen", "llama", "minilm")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domain.strict_json import InvalidJson, parse_json
+from domain.inputs.strict_json import InvalidJson, parse_json
 
 JSON_VALUES = st.recursive(
     st.none()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from gpu_runners.train_lora import TrainingBase
-from gpu_runners.weights import Weights
+from gpu_runners.training.train_lora import TrainingBase
+from gpu_runners.weights.store import Weights
 from tests.unit.gpu_runners.tiny_model import BASE, save_tiny_model
 
 

@@ -29,8 +29,8 @@ from domain.messages import (
     TrainTask,
 )
 from domain.ports import Record
-from gpu_runners.runner import Runner
-from gpu_runners.weights import Weights
+from gpu_runners.parent.runner import Runner
+from gpu_runners.weights.store import Weights
 from tests.fakes import FakeBroker, FakeClock, FakeObjects
 
 BASE = "smollm2-135m-instruct"

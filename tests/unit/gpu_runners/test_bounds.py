@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from domain.batch_line import BatchRequest, parse_request
+from domain.inputs.batch_line import BatchRequest, parse_request
+from domain.inputs.token_estimate import bytes_bound
+from domain.inputs.training_file import TrainingFileCheck
 from domain.limits import DEFAULT_OUTPUT_TOKENS
-from domain.token_estimate import bytes_bound
-from domain.training_file import TrainingFileCheck
-from gpu_runners.prompts import chat_token_ids, embedding_token_ids
+from gpu_runners.inference.prompts import chat_token_ids, embedding_token_ids
+from gpu_runners.inference.sampling import chat_messages, chat_sampling, embedding_inputs
 from gpu_runners.rendering import Renderer
-from gpu_runners.sampling import chat_messages, chat_sampling, embedding_inputs
-from gpu_runners.training_data import ChatRow, render_rows
-from gpu_runners.weights import Weights
+from gpu_runners.training.rows import ChatRow, render_rows
+from gpu_runners.weights.store import Weights
 
 CHAT = "smollm2-135m-instruct"
 EMBEDDING = "all-minilm-l6-v2"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domain.catalog import CATALOG
-from gpu_runners.prompts import chat_token_ids
+from gpu_runners.inference.prompts import chat_token_ids
 from gpu_runners.rendering import Renderer
 from tests.unit.gpu_runners.tiny_model import BASE, chat
 

@@ -15,10 +15,11 @@ from peft.utils import get_peft_model_state_dict
 from transformers import AutoTokenizer
 
 from domain.messages import TrainProgress
-from gpu_runners import adapter_files
-from gpu_runners.adapter_files import AdapterShape
 from gpu_runners.rendering import Renderer, Sample, TrainingRefused
-from gpu_runners.train_lora import (
+from gpu_runners.training import adapter_files
+from gpu_runners.training.adapter_files import AdapterShape
+from gpu_runners.training.rows import hold_out, read_chat_rows
+from gpu_runners.training.train_lora import (
     BUDGETS,
     Budget,
     Learner,
@@ -30,7 +31,6 @@ from gpu_runners.train_lora import (
     require_all_modules_learn,
     train,
 )
-from gpu_runners.training_data import hold_out, read_chat_rows
 from tests.unit.gpu_runners.tiny_model import CONTROL_TOKENS, chat, task, write_rows
 
 CPU = BUDGETS["cpu"]

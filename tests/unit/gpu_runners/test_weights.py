@@ -11,7 +11,7 @@ import pytest
 
 from domain.catalog import CATALOG
 from domain.errors import NotFound
-from gpu_runners.weights import Weights, WeightsUnavailable
+from gpu_runners.weights.store import Weights, WeightsUnavailable
 
 EMBEDDER = "all-minilm-l6-v2"
 NOT_HERE = "qwen2.5-0.5b-instruct"
@@ -88,7 +88,7 @@ def test_the_revision_is_the_catalogs_and_else_the_files_own(tmp_path: Path) -> 
 
 def test_the_store_can_be_asked_without_loading_torch() -> None:
     code = (
-        "import sys; from pathlib import Path; from gpu_runners.weights import Weights; "
+        "import sys; from pathlib import Path; from gpu_runners.weights.store import Weights; "
         "Weights(Path('/nonexistent')).available(); "
         "sys.exit(bool({'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)))"
     )

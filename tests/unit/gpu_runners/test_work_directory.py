@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpu_runners.work_directory import PREFIX, WorkDirectory
+from gpu_runners.parent.work_directory import PREFIX, WorkDirectory
 
 RUNNER = """
 import signal, sys
 from pathlib import Path
-from gpu_runners.work_directory import WorkDirectory
+from gpu_runners.parent.work_directory import WorkDirectory
 mine = WorkDirectory(Path(sys.argv[1]))
 (mine.path / "rows.jsonl").write_text("rows")
 print(mine.path, flush=True)

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from domain.messages import ObjectRef, TrainingHyperparameters, TrainTask
-from gpu_runners.train_lora import TrainingBase
+from gpu_runners.training.train_lora import TrainingBase
 
 BASE = "smollm2-135m-instruct"
 CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")

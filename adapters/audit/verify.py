@@ -1,0 +1,381 @@
+"""`gridlined audit verify`: replays the whole log and proves that all that shows money agrees.
+
+Log = holds = key spend = journal = balance rows, and every charge follows from its receipt, its
+pinned prices and what was measured. It works in one snapshot of the database, reads only, needs
+nothing else, and names each difference instead of stopping at the first. Numbers in brackets and
+before the rules are those of the ledger's invariants (`docs/ledger.md`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
+
+from adapters.audit import rows as audit_rows
+from adapters.audit.book import Book, HoldEntry
+from adapters.event_log import snapshots
+from adapters.event_log.event_store import decode
+from adapters.event_log.postgres import Connection
+from domain.aggregate import Aggregate
+from domain.errors import InvalidRequest
+from domain.ids import PRICE_BOOK_ID
+from domain.ledger import money
+from domain.ledger.account import Account
+from domain.ledger.credit_hold import CreditHold
+from domain.ledger.key_spend import KeySpend
+from domain.ledger.money import usd_text
+from domain.ledger.price_book import PriceBook
+from domain.ledger.prices import PriceList
+from domain.ledger.receipt import Receipt
+from domain.work.batch import Batch
+from domain.work.fine_tuning_job import FineTuningJob
+
+PAGE_EVENTS = 1000
+
+_ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+_SELECT_EVENTS = """
+    SELECT notification_id, originator_id, originator_version, topic, state FROM gridline_events
+    WHERE notification_id > %s ORDER BY notification_id LIMIT %s
+"""
+_SELECT_SNAPSHOTS = """
+    SELECT originator_id, originator_version, shape, state FROM gridline_snapshots
+"""
+
+_STARTED = ("in_progress", "finalizing", "queued", "running")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A rule that does not hold, of what, and how."""
+
+    rule: str
+    subject: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What was replayed, the totals in nano-USD, and every difference found.
+
+    `through` is the log position of the last event, `journal_through` how far the journal, which
+    follows the log, had come: it is compared up to there.
+    """
+
+    events: int
+    streams: int
+    through: int
+    journal_through: int
+    accounts: int
+    holds: int
+    open_holds: int
+    receipts: int
+    granted_nano_usd: int
+    available_nano_usd: int
+    held_nano_usd: int
+    charged_nano_usd: int
+    differences: tuple[Difference, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differences
+
+    def lines(self) -> tuple[str, ...]:
+        """The report for people, the verdict last."""
+        verdict = "audit passed" if self.passed else f"{len(self.differences)} differences"
+        return (
+            f"log: {self.events} events in {self.streams} streams, through {self.through}",
+            f"journal: through {self.journal_through}",
+            f"accounts: {self.accounts}; granted {usd_text(self.granted_nano_usd)} USD = available "
+            f"{usd_text(self.available_nano_usd)} + held {usd_text(self.held_nano_usd)} + charged "
+            f"{usd_text(self.charged_nano_usd)}",
+            f"holds: {self.holds}, {self.open_holds} open; receipts: {self.receipts}",
+            *(f"{each.rule}: {each.subject}: {each.message}" for each in self.differences),
+            verdict,
+        )
+
+    def to_wire(self) -> dict[str, Any]:
+        """The report as JSON; amounts are decimal strings of USD."""
+        return {
+            "passed": self.passed,
+            "events": self.events,
+            "streams": self.streams,
+            "through": self.through,
+            "journal_through": self.journal_through,
+            "accounts": self.accounts,
+            "holds": self.holds,
+            "open_holds": self.open_holds,
+            "receipts": self.receipts,
+            "granted_usd": usd_text(self.granted_nano_usd),
+            "available_usd": usd_text(self.available_nano_usd),
+            "held_usd": usd_text(self.held_nano_usd),
+            "charged_usd": usd_text(self.charged_nano_usd),
+            "differences": [
+                {"rule": each.rule, "subject": each.subject, "message": each.message}
+                for each in self.differences
+            ],
+        }
+
+
+def verify(connection: Connection) -> AuditReport:
+    """Replays the log that `connection` (in autocommit) sees and compares all that is derived from
+    it. Raises nothing of its own: whatever is wrong is a difference of the report."""
+    with connection.transaction():
+        connection.execute(_ONE_SNAPSHOT)
+        audit = _Audit()
+        audit.replay(connection)
+        audit.check_accounts()
+        audit.check_keys()
+        audit.check_work()
+        audit_rows.compare_rows(connection, audit.aggregates, audit.book, audit.find)
+        journal_through = min(audit_rows.journal_position(connection), audit.through)
+        audit_rows.compare_journal(connection, audit.book, through=journal_through, find=audit.find)
+        return audit.report(journal_through=journal_through)
+
+
+@dataclass(slots=True)
+class _Audit:
+    """One pass over the log: the aggregates it folds to, and the book's independent sums."""
+
+    aggregates: dict[str, Aggregate] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+    differences: list[Difference] = field(default_factory=list)
+    events: int = 0
+    through: int = 0
+    receipts: int = 0
+    book: Book = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.book = Book(find=self.find)
+
+    def find(self, rule: str, subject: str, message: str) -> None:
+        self.differences.append(Difference(rule=rule, subject=subject, message=message))
+
+    # The log --------------------------------------------------------------------------------
+
+    def replay(self, connection: Connection) -> None:
+        """Folds every stream and keeps the book."""
+        stored = {
+            (row["originator_id"], row["originator_version"]): row
+            for row in connection.execute(_SELECT_SNAPSHOTS).fetchall()
+        }
+        for row in _log(connection):
+            self.events += 1
+            self.through = row["notification_id"]
+            stream = row["originator_id"]
+            expected = self.versions.get(stream, 0) + 1
+            if row["originator_version"] != expected:
+                self.find("streams are gapless", stream, f"version {expected} is missing")
+                self.broken.add(stream)
+            self.versions[stream] = row["originator_version"]
+            event = self._decoded(row)
+            if event is None:
+                continue
+            self.book.read(event, row["notification_id"])
+            self._fold(stream, event)
+            snapshot = stored.get((stream, row["originator_version"]))
+            if snapshot is not None:
+                self._check_snapshot(stream, snapshot)
+        for stream, version in stored:
+            if version > self.versions.get(stream, 0):
+                self.find("17 a snapshot is a fold", stream, f"the log ends before {version}")
+
+    def _decoded(self, row: dict[str, Any]) -> Aggregate.Event | None:
+        try:
+            return decode(
+                topic=row["topic"],
+                originator_id=row["originator_id"],
+                originator_version=row["originator_version"],
+                state=bytes(row["state"]),
+            )
+        except Exception as error:  # noqa: BLE001 - an unreadable event is a finding, whatever it is
+            self.find("every event is readable", row["originator_id"], type(error).__name__)
+            self.broken.add(row["originator_id"])
+            return None
+
+    def _fold(self, stream: str, event: Aggregate.Event) -> None:
+        if stream in self.broken:
+            self.aggregates.pop(stream, None)
+            return
+        try:
+            folded = event.mutate(self.aggregates.get(stream))
+        except Exception as error:  # noqa: BLE001 - a stream that does not fold is a finding
+            self.find("every stream folds", stream, type(error).__name__)
+            self.broken.add(stream)
+            return
+        if isinstance(folded, Aggregate):
+            self.aggregates[stream] = folded
+
+    def _check_snapshot(self, stream: str, row: dict[str, Any]) -> None:
+        aggregate = self.aggregates.get(stream)
+        if aggregate is None or row["shape"] != snapshots.shape(type(aggregate)):
+            return
+        if bytes(row["state"]) != snapshots.encode(aggregate):
+            self.find("17 a snapshot is a fold", stream, "its state is another")
+
+    # The rules ------------------------------------------------------------------------------
+
+    def check_accounts(self) -> None:
+        """Credit adds up, and holds and keys have the same of it (1, 3, 8)."""
+        open_holds: dict[str, dict[str, int]] = defaultdict(dict)
+        for hold in self.book.holds.values():
+            if hold.state == "placed":
+                open_holds[hold.account_id][hold.work_id] = hold.maximum
+        for account in self._all(Account):
+            sums = self.book.credit[account.id]
+            granted, charged = account.granted_nano_usd, account.charged_nano_usd
+            kept = account.available_nano_usd + account.held_nano_usd
+            if kept != granted - charged:
+                self.find("1 credit adds up", account.id, f"{kept} is not {granted} - {charged}")
+            folded = (account.available_nano_usd, account.held_nano_usd, granted, charged)
+            if folded != (sums.available, sums.held, sums.granted, sums.charged):
+                self.find("1 credit adds up", account.id, "its events sum to something else")
+            if account.holds_nano_usd != open_holds[account.id]:
+                self.find("3 held credit is the open holds", account.id, "they differ")
+            if self.book.charged_by_keys[account.id] != charged:
+                self.find("8 keys were charged what was captured", account.id, "they differ")
+
+    def check_keys(self) -> None:
+        """A key's day is the sum of that day's holds, captured or open (9)."""
+        wanted: dict[tuple[str, date], list[int]] = defaultdict(lambda: [0, 0])
+        for hold in self.book.holds.values():
+            bucket = wanted[hold.key_id, hold.day]
+            bucket[0] += hold.captured
+            bucket[1] += hold.maximum if hold.state == "placed" else 0
+        rule = "9 a key's day is the sum of its holds"
+        for key_id, day in wanted.keys() | self.book.key_days.keys():
+            if wanted[key_id, day] != self.book.key_days[key_id, day]:
+                self.find(rule, key_id, f"{day} differs")
+        days: dict[str, dict[date, int]] = defaultdict(dict)
+        for (key_id, day), (charged, held) in self.book.key_days.items():
+            days[key_id][day] = charged + held
+        for key in self._all(KeySpend):
+            for day, spent in days[key.id].items():
+                if key.spent_on(day) != spent:
+                    self.find(rule, key.id, f"{day} folds to something else")
+            if key.total_nano_usd != sum(days[key.id].values()):
+                self.find(rule, key.id, "its total is not the sum of its days")
+
+    def check_work(self) -> None:
+        """Open work that started has one open hold, ended work has none, and a charge is its hold's
+        capture and follows from its receipt (4 to 7)."""
+        for hold in self._all(CreditHold):
+            known = self.book.holds.get(hold.work_id)
+            if known is None or (hold.state, hold.captured_nano_usd) != (
+                known.state,
+                known.captured,
+            ):
+                self.find("4 a hold ends once", hold.id, "its events say something else")
+        works = (*self._all(Batch), *self._all(FineTuningJob))
+        for work in works:
+            self._check_work(work, self.book.holds.get(work.id))
+        for work_id in self.book.holds.keys() - {work.id for work in works} - self.broken:
+            self.find("7 one hold for each job", work_id, "there is a hold, but no such work")
+
+    def _check_work(self, work: Batch | FineTuningJob, hold: HoldEntry | None) -> None:
+        is_open = hold is not None and hold.state == "placed"
+        if work.is_terminal and is_open:
+            self.find("7 ended work holds nothing", work.id, "its hold is open")
+        if work.status in _STARTED and not is_open:
+            self.find("7 started work has one open hold", work.id, "it has none")
+        charge = work.receipt.charge_nano_usd if work.receipt is not None else 0
+        if work.is_terminal and charge != (hold.captured if hold is not None else 0):
+            self.find("6 a charge is its hold's capture", work.id, "they differ")
+        if charge and work.id in self.book.platform_failures:
+            self.find("6 platform failures are free", work.id, f"charged {charge}")
+        if work.receipt is not None:
+            self.receipts += 1
+            self._check_receipt(work, work.receipt, hold)
+
+    def _check_receipt(
+        self, work: Batch | FineTuningJob, receipt: Receipt, hold: HoldEntry | None
+    ) -> None:
+        rule = "6 a charge follows from its receipt"
+        book = self.aggregates.get(PRICE_BOOK_ID)
+        prices = book.lists.get(receipt.price_version) if isinstance(book, PriceBook) else None
+        if prices is None:
+            self.find(rule, work.id, f"there are no prices of version {receipt.price_version}")
+            return
+        if hold is None or (hold.price_version, hold.maximum) != (
+            receipt.price_version,
+            receipt.maximum_nano_usd,
+        ):
+            self.find(rule, work.id, "its hold has other prices or another maximum")
+        try:
+            measured, minimum = _measured(work, prices), _minimum(work, prices, receipt.base)
+        except (KeyError, InvalidRequest):
+            self.find(rule, work.id, "its prices do not have its models")
+            return
+        stated = [
+            (line.what, line.model, line.tokens, line.rate_nano_usd_per_mtok)
+            for line in receipt.lines
+        ]
+        if stated != measured:
+            self.find(rule, work.id, "tokens or rates are not what was measured and published")
+        charge = money.price((tokens, rate) for _, _, tokens, rate in measured)
+        if receipt.minimum_applies:
+            charge = max(charge, minimum)
+        charge = min(charge, receipt.maximum_nano_usd)
+        if (receipt.charge_nano_usd, receipt.minimum_nano_usd) != (charge, minimum):
+            self.find(rule, work.id, f"{receipt.charge_nano_usd} is not {charge}")
+        if receipt.charge_nano_usd + receipt.returned_nano_usd != receipt.maximum_nano_usd:
+            self.find(rule, work.id, "charged and returned are not the maximum")
+
+    def report(self, *, journal_through: int) -> AuditReport:
+        """The totals, which are the log's."""
+        sums = self.book.credit.values()
+        holds = self.book.holds.values()
+        return AuditReport(
+            events=self.events,
+            streams=len(self.versions),
+            through=self.through,
+            journal_through=journal_through,
+            accounts=len(self._all(Account)),
+            holds=len(holds),
+            open_holds=sum(hold.state == "placed" for hold in holds),
+            receipts=self.receipts,
+            granted_nano_usd=sum(each.granted for each in sums),
+            available_nano_usd=sum(each.available for each in sums),
+            held_nano_usd=sum(each.held for each in sums),
+            charged_nano_usd=sum(each.charged for each in sums),
+            differences=tuple(self.differences),
+        )
+
+    def _all(self, cls: type[Any]) -> list[Any]:
+        return [each for each in self.aggregates.values() if isinstance(each, cls)]
+
+
+def _log(connection: Connection) -> Iterator[dict[str, Any]]:
+    position = 0
+    while True:
+        rows = connection.execute(_SELECT_EVENTS, (position, PAGE_EVENTS)).fetchall()
+        if not rows:
+            return
+        yield from rows
+        position = rows[-1]["notification_id"]
+
+
+def _measured(work: Batch | FineTuningJob, prices: PriceList) -> list[tuple[str, str, int, int]]:
+    """(what, model, tokens, rate) of each line that the receipt must have."""
+    if isinstance(work, FineTuningJob):
+        base, method = work.settings.base, work.settings.method
+        return [("training", base, work.trained_tokens, prices.of(base).trained_rate(method))]
+    lines = []
+    for used in work.usage():
+        rates = prices.of(used.model)
+        lines += [
+            ("input", used.model, used.input_tokens, rates.input_nano_usd_per_mtok),
+            ("output", used.model, used.output_tokens, rates.output_nano_usd_per_mtok),
+        ]
+    return lines
+
+
+def _minimum(work: Batch | FineTuningJob, prices: PriceList, base: str) -> int:
+    of_base = prices.of(base)
+    if isinstance(work, FineTuningJob):
+        return of_base.minimum_per_job_nano_usd
+    return of_base.minimum_per_batch_nano_usd

@@ -1,0 +1,184 @@
+"""Makes what runs be what the log says: the level-triggered half of the active worker.
+
+Each round it compares the attempts of the log with the newest heartbeats and sends what is missing:
+an Assign that no heartbeat names, a Cancel whose report has not come, a Revoke for what should not
+run; and it gives up the attempts of runners that left or fell silent. No message is precious, since
+the next round sends it again. Whatever is about to change something asks the log first, so that a
+read model that lags does no harm.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from adapters.worker.fleet import Fleet
+from adapters.worker.isolation import each
+from adapters.worker.system_context import system_context
+from domain.commands.work import LoseAttempt, give_attempt_back, lose_attempt, task_of
+from domain.ids import BATCH
+from domain.messages import WORK_TOPIC, Assign, Attempt, Cancel, Revoke, Task
+from domain.ports import Producer
+from domain.unit_of_work import CommandWriter, UnitOfWork
+from domain.work.batch import Batch
+from domain.work.fine_tuning_job import FineTuningJob
+from domain.work.scheduling import AssignedWork
+
+log = logging.getLogger(__name__)
+
+BEATS_BEFORE_REPEAT = 2
+ASSIGNS_MAX = 30
+"""A runner that beats, but neither names nor answers an attempt that it was sent so often, cannot
+take it: another one gets it."""
+PART = "dispatcher"
+
+BrokerAnswers = Callable[[], Awaitable[bool]]
+
+
+class Dispatcher:
+    """`reconcile` once a round. `broker_answers` is asked before a silent runner is called lost:
+    while the broker is away, silence says nothing."""
+
+    def __init__(
+        self,
+        *,
+        writer: CommandWriter,
+        producer: Producer,
+        fleet: Fleet,
+        broker_answers: BrokerAnswers,
+    ) -> None:
+        self._writer = writer
+        self._producer = producer
+        self._fleet = fleet
+        self._broker_answers = broker_answers
+        self._assigned_at: dict[Attempt, int] = {}
+        self._unanswered: dict[Attempt, int] = {}
+        self._cancelled_at: dict[Attempt, int] = {}
+        self._revoked_at: dict[Attempt, int] = {}
+
+    async def reconcile(self, assigned: Sequence[AssignedWork]) -> None:
+        """One round. `assigned` are the attempts that the log holds as current."""
+        current = {work.attempt for work in assigned}
+        named = self._fleet.named()
+        self._forget_all_but(current | set(named))
+        await self._give_up_lost([work.attempt for work in assigned])
+        heard = [w for w in assigned if self._fleet.heartbeat(w.attempt.runner_id) is not None]
+        await each(PART, heard, self._see_to)
+        await each(PART, [a for a in named if a not in current], self._revoke_if_stale)
+
+    async def _see_to(self, work: AssignedWork) -> None:
+        attempt = work.attempt
+        if self._fleet.names(attempt):
+            self._unanswered.pop(attempt, None)
+        elif self._is_due(self._assigned_at, attempt):
+            task = await self._current_task(attempt)
+            if task is None:
+                return
+            if self._unanswered.get(attempt, 0) >= ASSIGNS_MAX:
+                # A training that began stays, and is asked for its report again.
+                self._unanswered[attempt] = 0
+                await self._give_back(attempt)
+                return
+            await self._send(Assign(attempt=attempt, task=task))
+            self._note(self._assigned_at, attempt)
+            self._unanswered[attempt] = self._unanswered.get(attempt, 0) + 1
+        if work.stopping and self._is_due(self._cancelled_at, attempt):
+            await self._send(Cancel(attempt=attempt))
+            self._note(self._cancelled_at, attempt)
+
+    async def _revoke_if_stale(self, attempt: Attempt) -> None:
+        if not self._is_due(self._revoked_at, attempt):
+            return
+        if await self._current_task(attempt) is None:
+            await self._send(Revoke(attempt=attempt))
+            self._note(self._revoked_at, attempt)
+
+    async def _give_up_lost(self, attempts: Sequence[Attempt]) -> None:
+        silent = [a for a in attempts if self._fleet.is_silent(a.runner_id)]
+        if silent and not await self._broker_answers():
+            self._fleet.listen_anew()
+            silent = []
+        lost = [*{*silent, *(a for a in attempts if self._fleet.has_left(a.runner_id))}]
+        for attempt in lost:
+            log.warning(
+                "attempt lost with its runner",
+                extra={"fields": {"work_id": attempt.work_id, "runner_id": attempt.runner_id}},
+            )
+        await each(PART, lost, self._lose)
+
+    async def _lose(self, attempt: Attempt) -> None:
+        await self._writer.execute(
+            lose_attempt,
+            LoseAttempt(attempt=attempt),
+            system_context(
+                PART,
+                work_id=attempt.work_id,
+                causation=f"lost/{attempt.chunk}/{attempt.attempt}/{attempt.runner_id}",
+            ),
+        )
+
+    async def _give_back(self, attempt: Attempt) -> None:
+        log.warning(
+            "runner does not take its attempt",
+            extra={"fields": {"work_id": attempt.work_id, "runner_id": attempt.runner_id}},
+        )
+        context = system_context(
+            PART,
+            work_id=attempt.work_id,
+            causation=f"untaken/{attempt.chunk}/{attempt.attempt}/{attempt.runner_id}",
+        )
+        await self._writer.execute(give_attempt_back, LoseAttempt(attempt=attempt), context)
+
+    async def _current_task(self, attempt: Attempt) -> Task | None:
+        return await self._writer.execute(
+            current_task,
+            attempt,
+            system_context(PART, work_id=attempt.work_id, causation="read"),
+        )
+
+    async def _send(self, message: Assign | Cancel | Revoke) -> None:
+        attempt = message.attempt
+        beat = self._fleet.heartbeat(attempt.runner_id)
+        assert beat is not None
+        await self._producer.send(
+            f"{WORK_TOPIC}.{beat.gpu_class}",
+            key=attempt.runner_id,
+            value=message.model_dump_json().encode(),
+        )
+        log.info(
+            "work message sent",
+            extra={
+                "fields": {
+                    "type": message.type,
+                    "work_id": attempt.work_id,
+                    "chunk": attempt.chunk,
+                    "attempt": attempt.attempt,
+                    "runner_id": attempt.runner_id,
+                }
+            },
+        )
+
+    def _is_due(self, sent: dict[Attempt, int], attempt: Attempt) -> bool:
+        """At first, and again when so many heartbeats came since and it is still needed."""
+        before = sent.get(attempt)
+        beats = self._fleet.beats(attempt.runner_id)
+        return before is None or beats - before >= BEATS_BEFORE_REPEAT
+
+    def _note(self, sent: dict[Attempt, int], attempt: Attempt) -> None:
+        sent[attempt] = self._fleet.beats(attempt.runner_id)
+
+    def _forget_all_but(self, attempts: set[Attempt]) -> None:
+        for sent in (self._assigned_at, self._unanswered, self._cancelled_at, self._revoked_at):
+            for attempt in sent.keys() - attempts:
+                del sent[attempt]
+
+
+def current_task(uow: UnitOfWork, attempt: Attempt) -> Task | None:
+    """What the attempt is to run, or None if it is not the current one of its work. Reads only."""
+    is_batch = attempt.work_id.startswith(BATCH)
+    work: Batch | FineTuningJob | None = (
+        uow.find(Batch, attempt.work_id) if is_batch else uow.find(FineTuningJob, attempt.work_id)
+    )
+    if work is None or not work.is_current(attempt):
+        return None
+    return task_of(work, attempt)

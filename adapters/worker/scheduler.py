@@ -1,0 +1,117 @@
+"""Starts what may start and gives waiting work to free runners: the deciding half of the active
+worker's round.
+
+Whether work may start is decided by its own command, against the account; this only says when to
+try. Who gets a slot is decided by `domain.work.scheduling.choose`; this only brings together what
+waits and what is free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from adapters.worker.fleet import Fleet, SteadySeconds
+from adapters.worker.isolation import each
+from adapters.worker.system_context import system_context
+from adapters.worker.work_queue import WorkQueue
+from domain.commands.batches import StartBatch, start_batch
+from domain.commands.fine_tuning import StartFineTuningJob, start_fine_tuning_job
+from domain.commands.work import AssignWork, WaitForRunner, assign_work, wait_for_runner
+from domain.ids import BATCH
+from domain.messages import Attempt
+from domain.unit_of_work import CommandWriter
+from domain.work.scheduling import AssignedWork, StartableWork, WaitingWork, choose
+
+START_AGAIN_SECONDS = 5.0
+"""Waiting work is tried again after this even if nothing is known to have changed."""
+EXPLAIN_AFTER_SECONDS = 3.0
+"""A training that no runner took for this long is told what it waits for."""
+PART = "scheduler"
+
+
+class Scheduler:
+    """`start_waiting` and `assign_free` once a round."""
+
+    def __init__(
+        self,
+        *,
+        writer: CommandWriter,
+        queue: WorkQueue,
+        fleet: Fleet,
+        steady_seconds: SteadySeconds,
+    ) -> None:
+        self._writer = writer
+        self._queue = queue
+        self._fleet = fleet
+        self._now = steady_seconds
+        self._tried: dict[str, tuple[int, float]] = {}
+        self._queued_since: dict[str, float] = {}
+
+    async def start_waiting(self) -> None:
+        """Tries what is new, what has an account that changed, and what was not tried for long; in
+        the order of creation, so that credit goes to who came first."""
+        startable = await self._queue.startable()
+        ids = {work.work_id for work in startable}
+        self._tried = {key: tried for key, tried in self._tried.items() if key in ids}
+        due = [work for work in startable if self._is_due(work)]
+        await each(PART, due, self._start)
+
+    async def assign_free(self, assigned: Sequence[AssignedWork]) -> list[AssignedWork]:
+        """Gives free slots away; returns the new attempts."""
+        offers = self._fleet.offers(assigned)
+        if not any(free for offer in offers for free in offer.free_slots.values()):
+            return []
+        chosen = choose(
+            await self._queue.waiting(),
+            offers,
+            running_by_account=Counter(work.account_id for work in assigned),
+        )
+        return [
+            AssignedWork(attempt=attempt, kind=work.kind, account_id=work.account_id)
+            for (work, _), attempt in await each(PART, chosen, self._assign)
+            if attempt is not None
+        ]
+
+    async def explain_waits(self) -> None:
+        """Records on trainings that no runner takes that they wait for one."""
+        now = self._now()
+        waiting = {w.work_id for w in await self._queue.waiting() if w.kind == "train"}
+        self._queued_since = {key: self._queued_since.get(key, now) for key in waiting}
+        due = [key for key, at in self._queued_since.items() if now - at >= EXPLAIN_AFTER_SECONDS]
+        for work_id in due:
+            self._queued_since[work_id] = math.inf
+        await each(PART, due, self._explain)
+
+    async def _explain(self, work_id: str) -> None:
+        await self._writer.execute(
+            wait_for_runner,
+            WaitForRunner(job_id=work_id),
+            system_context(PART, work_id=work_id, causation="wait"),
+        )
+
+    def _is_due(self, work: StartableWork) -> bool:
+        tried = self._tried.get(work.work_id)
+        if tried is None:
+            return True
+        position, at_seconds = tried
+        return position != work.account_position or self._now() - at_seconds >= START_AGAIN_SECONDS
+
+    async def _start(self, work: StartableWork) -> None:
+        self._tried[work.work_id] = (work.account_position, self._now())
+        context = system_context(PART, work_id=work.work_id, causation="start")
+        if work.work_id.startswith(BATCH):
+            await self._writer.execute(start_batch, StartBatch(batch_id=work.work_id), context)
+        else:
+            await self._writer.execute(
+                start_fine_tuning_job, StartFineTuningJob(job_id=work.work_id), context
+            )
+
+    async def _assign(self, chosen: tuple[WaitingWork, str]) -> Attempt | None:
+        work, runner_id = chosen
+        return await self._writer.execute(
+            assign_work,
+            AssignWork(work_id=work.work_id, chunk=work.chunk, runner_id=runner_id),
+            system_context(PART, work_id=work.work_id, causation=f"assign/{work.chunk}"),
+        )

@@ -1,0 +1,43 @@
+"""All prices ever published, in one stream. A version never changes: quotes and receipts pin it."""
+
+from __future__ import annotations
+
+from domain.aggregate import Aggregate, Envelope, event
+from domain.errors import InvalidRequest
+from domain.ledger.prices import PriceList
+
+
+class PriceBook(Aggregate, topic="gridline.price_book"):
+    """`lists` maps versions to price lists."""
+
+    lists: dict[int, PriceList]
+
+    @event("Opened", topic="gridline.price_book.opened")
+    def __init__(self, *, id: str, envelope: Envelope, prices: PriceList) -> None:
+        self.lists = {prices.version: prices}
+
+    @property
+    def current(self) -> PriceList:
+        """The newest version, which new quotes pin."""
+        return self.lists[max(self.lists)]
+
+    def of_version(self, version: int) -> PriceList:
+        """A pinned version."""
+        return self.lists[version]
+
+    def publish(self, prices: PriceList, *, envelope: Envelope) -> None:
+        """Adds a version; the same list again is no change. Raises InvalidRequest for a version
+        that is not the next one, or is there with other prices."""
+        known = self.lists.get(prices.version)
+        if known == prices:
+            return
+        if prices.version != max(self.lists) + 1:
+            raise InvalidRequest(
+                f"The next price list has version {max(self.lists) + 1}, not {prices.version}.",
+                param="version",
+            )
+        self._published(prices=prices, envelope=envelope)
+
+    @event("Published", topic="gridline.price_book.published")
+    def _published(self, *, prices: PriceList, envelope: Envelope) -> None:
+        self.lists[prices.version] = prices

@@ -1,0 +1,217 @@
+"""The engine child: one loaded base, driven by its parent over two pipes in JSON lines.
+
+`parent/slots.py` starts it with the interpreter that has the engine. It imports nothing but the
+engine's libraries, pydantic and the standard library. It must never outlive its parent, and nothing
+but the protocol may reach the real standard output.
+
+In: {"op": "load", …Base}, {"op": "adapter", name, directory}, {"op": "line", id, endpoint, adapter,
+body}, {"op": "abort", token}. Out: loaded | load_failed; adapter_ready | adapter_failed; generated,
+embedded or refused, once for each line; aborted; tick every few seconds while it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from domain.errors import GridlineError
+from gpu_runners.inference.engine import (
+    Base,
+    ChatRequest,
+    Embedded,
+    EmbeddingRequest,
+    Engine,
+    EngineFailed,
+    Generated,
+    Refused,
+    Result,
+)
+from gpu_runners.inference.sampling import chat_messages, chat_sampling, embedding_inputs
+from gpu_runners.lifeline import die_with_parent
+from gpu_runners.parent.results import pack_vector
+
+TICK_SECONDS = 5.0
+
+
+def _vllm() -> Engine:
+    from gpu_runners.inference.engine_vllm import VllmEngine
+
+    return VllmEngine()
+
+
+def _transformers() -> Engine:
+    from gpu_runners.inference.engine_transformers import TransformersEngine
+
+    return TransformersEngine()
+
+
+def _echo() -> Engine:
+    from gpu_runners.inference.engine_echo import EchoEngine
+
+    return EchoEngine()
+
+
+# Imported when chosen: each engine's libraries are in one environment only.
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "vllm": _vllm,
+    "transformers": _transformers,
+    "echo": _echo,
+}
+
+
+class EngineLoop:
+    """Takes operations as they come and steps the engine while it has work."""
+
+    def __init__(
+        self, engine: Engine, operations: queue.SimpleQueue[dict[str, Any]], out: TextIO
+    ) -> None:
+        self._engine = engine
+        self._operations = operations
+        self._out = out
+        self._told_at = time.monotonic()
+
+    def run(self) -> None:
+        """Never returns; the end of standard input ends the process."""
+        while True:
+            self._take_operations()
+            if self._engine.busy:
+                for result in self._engine.step():
+                    self._tell(_wire(result))
+                if time.monotonic() - self._told_at > TICK_SECONDS:
+                    self._tell({"type": "tick"})
+
+    def _take_operations(self) -> None:
+        wait = not self._engine.busy
+        while True:
+            try:
+                operation = self._operations.get(block=wait)
+            except queue.Empty:
+                return
+            self._do(operation)
+            wait = False
+
+    def _do(self, operation: dict[str, Any]) -> None:
+        match operation.pop("op"):
+            case "load":
+                self._load(operation)
+            case "adapter":
+                self._add_adapter(operation["name"], Path(operation["directory"]))
+            case "line":
+                self._submit(operation)
+            case "abort":
+                self._engine.abort()
+                self._tell({"type": "aborted", "token": operation["token"]})
+            case other:
+                raise AssertionError(f"unknown operation {other!r}")
+
+    def _load(self, operation: dict[str, Any]) -> None:
+        directory = Path(operation.pop("directory"))
+        try:
+            self._engine.load(Base(directory=directory, **operation))
+        except Exception as error:  # noqa: BLE001 - whatever it is, this base cannot be served
+            self._tell({"type": "load_failed", "error": f"{type(error).__name__}: {error}"[:500]})
+        else:
+            self._tell({"type": "loaded"})
+
+    def _add_adapter(self, name: str, directory: Path) -> None:
+        try:
+            self._engine.add_adapter(name, directory)
+        except GridlineError as error:
+            self._tell({"type": "adapter_failed", "name": name, **_refusal(error)})
+        else:
+            self._tell({"type": "adapter_ready", "name": name})
+
+    def _submit(self, operation: dict[str, Any]) -> None:
+        try:
+            self._engine.submit(_request(operation))
+        except GridlineError as error:
+            self._tell(_wire(Refused(id=operation["id"], error=error)))
+        except Exception:  # noqa: BLE001 - one request never ends another
+            failed = EngineFailed("The engine could not take this request.")
+            self._tell(_wire(Refused(id=operation["id"], error=failed)))
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._out.write(json.dumps(message) + "\n")
+        self._out.flush()
+        self._told_at = time.monotonic()
+
+
+def _request(operation: dict[str, Any]) -> ChatRequest | EmbeddingRequest:
+    body = operation["body"]
+    if operation["endpoint"] == "/v1/embeddings":
+        return EmbeddingRequest(id=operation["id"], inputs=embedding_inputs(body))
+    return ChatRequest(
+        id=operation["id"],
+        adapter=operation["adapter"],
+        messages=chat_messages(body),
+        sampling=chat_sampling(body),
+    )
+
+
+def _wire(result: Result) -> dict[str, Any]:
+    match result:
+        case Generated():
+            return {"type": "generated", **asdict(result)}
+        case Embedded():
+            vectors = [pack_vector(vector) for vector in result.vectors]
+            tokens = result.input_tokens
+            return {
+                "type": "embedded",
+                "id": result.id,
+                "vectors": vectors,
+                "input_tokens": tokens,
+            }
+        case Refused():
+            return {"type": "refused", "id": result.id, **_refusal(result.error)}
+
+
+def _refusal(error: GridlineError) -> dict[str, Any]:
+    return {
+        "status": error.status,
+        "error_type": error.error_type,
+        "code": error.code,
+        "message": error.message,
+        "param": error.param,
+    }
+
+
+def take_standard_output() -> TextIO:
+    """The real standard output for the protocol; whatever prints gets standard error instead."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return out
+
+
+def read_operations() -> queue.SimpleQueue[dict[str, Any]]:
+    """Standard input as a queue; its end ends the process, whatever the engine is doing."""
+    operations: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin.buffer:
+            operations.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return operations
+
+
+def main() -> None:
+    die_with_parent()
+    parser = argparse.ArgumentParser(description="Serve one base to the parent process.")
+    parser.add_argument("--engine", choices=sorted(ENGINES), required=True)
+    options = parser.parse_args()
+    out = take_standard_output()
+    EngineLoop(ENGINES[options.engine](), read_operations(), out).run()
+
+
+if __name__ == "__main__":
+    main()

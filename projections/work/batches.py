@@ -1,0 +1,382 @@
+"""Batches as the API shows them, and their chunks as the finaliser gathers them.
+
+While a batch runs its counts only grow: they are the most that was ever reported, even when a lost
+attempt is run again; at the end they are exact. Metadata is personal and joined from `work_texts`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from domain.ledger.receipt import Receipt
+from domain.messages import ModelUsage, ObjectRef
+from domain.work.batch import BatchStatus, CompletionWindow, Ending, Endpoint, LineError
+from projections.paging import Page, bounds, page
+from projections.projection import Statement
+from projections.read_model import Connection, ReadModel
+
+_CREATED = """
+    INSERT INTO batches
+        (id, account_id, key_id, position, status, created_at, expires_at, input_file_id,
+         input_key, endpoint, completion_window, output_expires_seconds, price_version)
+    VALUES
+        (%(id)s, %(account_id)s, %(key_id)s, %(position)s, 'validating', %(at)s, %(expires_at)s,
+         %(input_file_id)s, %(input_key)s, %(endpoint)s, %(completion_window)s,
+         %(output_expires_seconds)s, %(price_version)s)
+"""
+_VALIDATED = """
+    UPDATE batches SET base = %(base)s, base_revision = %(base_revision)s,
+        requests = %(requests)s, maximum_nano_usd = %(maximum_nano_usd)s
+    WHERE id = %(id)s
+"""
+_CHUNKS_PLANNED = """
+    INSERT INTO batch_chunks (batch_id, chunk, start_byte, end_byte, first_line, requests, state)
+    SELECT %(id)s, p.number - 1, p.start_byte, p.end_byte, p.first_line, p.requests, 'pending'
+    FROM unnest(%(start_bytes)s::bigint[], %(end_bytes)s::bigint[], %(first_lines)s::int[],
+                %(requests)s::int[])
+         WITH ORDINALITY AS p (start_byte, end_byte, first_line, requests, number)
+"""
+_WAITING = "UPDATE batches SET waiting_for = %(waiting_for)s WHERE id = %(id)s"
+_STARTED = """
+    UPDATE batches SET status = 'in_progress', in_progress_at = %(at)s, waiting_for = NULL
+    WHERE id = %(id)s
+"""
+_FAILED = """
+    UPDATE batches SET status = 'failed', failed_at = %(at)s, errors = %(errors)s,
+        waiting_for = NULL
+    WHERE id = %(id)s
+"""
+_CANCEL_REQUESTED = """
+    UPDATE batches SET status = 'cancelling', cancelling_at = %(at)s, ending = 'cancelled',
+        waiting_for = NULL
+    WHERE id = %(id)s
+"""
+_WINDOW_ENDED = "UPDATE batches SET ending = 'expired', waiting_for = NULL WHERE id = %(id)s"
+_FINALIZING = """
+    UPDATE batches SET status = 'finalizing', finalizing_at = %(at)s, ending = 'completed'
+    WHERE id = %(id)s
+"""
+_FINISHED = """
+    UPDATE batches SET
+        status = %(ending)s,
+        completed_at = CASE WHEN %(ending)s::text = 'completed' THEN %(at)s::timestamptz END,
+        cancelled_at = CASE WHEN %(ending)s::text = 'cancelled' THEN %(at)s::timestamptz END,
+        expired_at = CASE WHEN %(ending)s::text = 'expired' THEN %(at)s::timestamptz END,
+        requests = coalesce(requests, %(completed)s::int + %(failed)s::int),
+        completed = %(completed)s, failed = %(failed)s,
+        output_file_id = %(output_file_id)s, error_file_id = %(error_file_id)s,
+        usage = %(usage)s, receipt = %(receipt)s
+    WHERE id = %(id)s
+"""
+_CHUNK_ASSIGNED = """
+    UPDATE batch_chunks SET state = 'assigned', attempt = %(attempt)s, runner_id = %(runner_id)s
+    WHERE batch_id = %(id)s AND chunk = %(chunk)s
+"""
+_CHUNK_GIVEN_BACK = """
+    UPDATE batch_chunks SET state = %(state)s, runner_id = NULL
+    WHERE batch_id = %(id)s AND chunk = %(chunk)s
+"""
+_CHUNK_PROGRESSED = """
+    UPDATE batch_chunks SET completed = greatest(completed, %(completed)s),
+        failed = greatest(failed, %(failed)s)
+    WHERE batch_id = %(id)s AND chunk = %(chunk)s
+"""
+_CHUNK_FINISHED = """
+    UPDATE batch_chunks SET state = 'finished', completed = %(completed)s, failed = %(failed)s,
+        output = %(output)s, errors = %(errors)s
+    WHERE batch_id = %(id)s AND chunk = %(chunk)s
+"""
+_COUNTED = """
+    UPDATE batches b SET
+        completed = greatest(b.completed, c.completed),
+        failed = greatest(b.failed, least(c.failed,
+            b.requests - greatest(b.completed, c.completed)))
+    FROM (SELECT sum(completed)::int AS completed, sum(failed)::int AS failed
+          FROM batch_chunks WHERE batch_id = %(id)s) c
+    WHERE b.id = %(id)s
+"""
+
+_COLUMNS = """
+    SELECT b.id, b.account_id, b.key_id, b.status, b.created_at, b.in_progress_at,
+           b.finalizing_at, b.completed_at, b.failed_at, b.expired_at, b.cancelling_at,
+           b.cancelled_at, b.expires_at, b.input_file_id, b.input_key, b.endpoint,
+           b.completion_window, b.output_expires_seconds, b.price_version, b.base,
+           b.base_revision, b.requests, b.completed, b.failed, b.maximum_nano_usd, b.ending,
+           b.waiting_for, b.output_file_id, b.error_file_id, b.errors, b.usage, b.receipt,
+           t.metadata
+    FROM batches b LEFT JOIN work_texts t ON t.work_id = b.id
+"""
+_GET = _COLUMNS + "WHERE b.id = %(id)s AND b.account_id = %(account_id)s"
+_FIND = _COLUMNS + "WHERE b.id = %(id)s"
+_LIST = (
+    _COLUMNS
+    + """
+    WHERE b.account_id = %(account_id)s AND b.position > %(above)s AND b.position < %(below)s
+    ORDER BY b.position DESC LIMIT %(limit)s
+"""
+)
+_POSITION = "SELECT position FROM batches WHERE id = %(after)s AND account_id = %(account_id)s"
+_CHUNKS = """
+    SELECT chunk, start_byte, end_byte, first_line, requests, state, attempt, runner_id, completed,
+           failed, output, errors
+    FROM batch_chunks WHERE batch_id = %(id)s ORDER BY chunk
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """One batch. `requests` is null until it is validated; `usage` and both file ids until it has
+    ended; `base`, `base_revision` and `maximum_nano_usd` until it is validated."""
+
+    id: str
+    account_id: str
+    key_id: str
+    status: BatchStatus
+    created_at: datetime
+    in_progress_at: datetime | None
+    finalizing_at: datetime | None
+    completed_at: datetime | None
+    failed_at: datetime | None
+    expired_at: datetime | None
+    cancelling_at: datetime | None
+    cancelled_at: datetime | None
+    expires_at: datetime
+    input_file_id: str
+    input_key: str
+    endpoint: Endpoint
+    completion_window: CompletionWindow
+    output_expires_seconds: int | None
+    price_version: int
+    base: str | None
+    base_revision: str | None
+    requests: int | None
+    completed: int
+    failed: int
+    maximum_nano_usd: int | None
+    ending: Ending | None
+    waiting_for: str | None
+    output_file_id: str | None
+    error_file_id: str | None
+    errors: tuple[LineError, ...]
+    usage: tuple[ModelUsage, ...] | None
+    receipt: Receipt | None
+    metadata: dict[str, str] | None
+
+    @property
+    def total(self) -> int:
+        """Request lines: zero until the batch has left validation, and if it failed there."""
+        return 0 if self.status in ("validating", "failed") else self.requests or 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRow:
+    """One chunk; `output` and `errors` are the result objects of a finished one."""
+
+    chunk: int
+    start_byte: int
+    end_byte: int
+    first_line: int
+    requests: int
+    state: str
+    attempt: int
+    runner_id: str | None
+    completed: int
+    failed: int
+    output: ObjectRef | None
+    errors: ObjectRef | None
+
+
+def get(connection: Connection, *, account_id: str, batch_id: str) -> BatchRow | None:
+    """The batch, or None if the account has none of that id."""
+    row = connection.execute(_GET, {"id": batch_id, "account_id": account_id}).fetchone()
+    return _row(row) if row is not None else None
+
+
+def find(connection: Connection, batch_id: str) -> BatchRow | None:
+    """The batch of any account: for the worker, never for a request."""
+    row = connection.execute(_FIND, {"id": batch_id}).fetchone()
+    return _row(row) if row is not None else None
+
+
+def list_page(
+    connection: Connection, *, account_id: str, limit: int, after: str | None = None
+) -> Page[BatchRow]:
+    """A page of the account's batches, newest first. Raises InvalidRequest for `after`."""
+    scope = {"account_id": account_id}
+    between = bounds(connection, select_position=_POSITION, scope=scope, after=after)
+    rows = connection.execute(_LIST, {**scope, "limit": limit + 1, **between}).fetchall()
+    return page([_row(row) for row in rows], limit=limit)
+
+
+def chunks(connection: Connection, batch_id: str) -> tuple[ChunkRow, ...]:
+    """All chunks of a batch in the order of its lines; none before it is validated."""
+    rows = connection.execute(_CHUNKS, {"id": batch_id}).fetchall()
+    return tuple(
+        ChunkRow(**{**row, "output": _object(row["output"]), "errors": _object(row["errors"])})
+        for row in rows
+    )
+
+
+def _row(row: dict[str, Any]) -> BatchRow:
+    usage, receipt = row["usage"], row["receipt"]
+    return BatchRow(
+        **{
+            **row,
+            "errors": tuple(LineError.model_validate(each) for each in row["errors"] or ()),
+            "usage": (
+                tuple(ModelUsage.model_validate(each) for each in usage)
+                if usage is not None
+                else None
+            ),
+            "receipt": Receipt.model_validate(receipt) if receipt is not None else None,
+        }
+    )
+
+
+def _object(value: dict[str, Any] | None) -> ObjectRef | None:
+    return ObjectRef.model_validate(value) if value is not None else None
+
+
+def _jsonb(value: Any) -> Jsonb | None:
+    return Jsonb(value.model_dump(mode="json")) if value is not None else None
+
+
+def _created(event: Any, position: int) -> list[Statement]:
+    parameters = {
+        "id": event.originator_id,
+        "account_id": event.account_id,
+        "key_id": event.key_id,
+        "position": position,
+        "at": event.envelope.at,
+        "expires_at": event.expires_at,
+        "input_file_id": event.input_file_id,
+        "input_key": event.input.key,
+        "endpoint": event.endpoint,
+        "completion_window": event.completion_window,
+        "output_expires_seconds": event.output_expires_seconds,
+        "price_version": event.price_version,
+    }
+    return [(_CREATED, parameters)]
+
+
+def _validated(event: Any, _position: int) -> list[Statement]:
+    plan = event.plan
+    batch = {
+        "id": event.originator_id,
+        "base": plan.base,
+        "base_revision": plan.base_revision,
+        "requests": plan.requests,
+        "maximum_nano_usd": plan.maximum_nano_usd,
+    }
+    planned = {
+        "id": event.originator_id,
+        "start_bytes": [chunk.start_byte for chunk in plan.chunks],
+        "end_bytes": [chunk.end_byte for chunk in plan.chunks],
+        "first_lines": [chunk.first_line for chunk in plan.chunks],
+        "requests": [chunk.requests for chunk in plan.chunks],
+    }
+    return [(_VALIDATED, batch), (_CHUNKS_PLANNED, planned)]
+
+
+def _waiting(event: Any, _position: int) -> list[Statement]:
+    return [(_WAITING, {"id": event.originator_id, "waiting_for": event.waiting_for})]
+
+
+def _started(event: Any, _position: int) -> list[Statement]:
+    return [(_STARTED, {"id": event.originator_id, "at": event.envelope.at})]
+
+
+def _failed(event: Any, _position: int) -> list[Statement]:
+    errors = Jsonb([each.model_dump(mode="json") for each in event.errors])
+    return [(_FAILED, {"id": event.originator_id, "at": event.envelope.at, "errors": errors})]
+
+
+def _attempt_assigned(event: Any, _position: int) -> list[Statement]:
+    parameters = {
+        "id": event.originator_id,
+        "chunk": event.chunk,
+        "attempt": event.attempt,
+        "runner_id": event.runner_id,
+    }
+    return [(_CHUNK_ASSIGNED, parameters)]
+
+
+def _attempt_ended(event: Any, _position: int) -> list[Statement]:
+    state = "abandoned" if event.last else "pending"
+    return [(_CHUNK_GIVEN_BACK, {"id": event.originator_id, "chunk": event.chunk, "state": state})]
+
+
+def _progressed(event: Any, _position: int) -> list[Statement]:
+    parameters = {
+        "id": event.originator_id,
+        "chunk": event.chunk,
+        "completed": event.completed,
+        "failed": event.failed,
+    }
+    return [(_CHUNK_PROGRESSED, parameters), (_COUNTED, {"id": event.originator_id})]
+
+
+def _chunk_finished(event: Any, _position: int) -> list[Statement]:
+    result = event.result
+    parameters = {
+        "id": event.originator_id,
+        "chunk": event.chunk,
+        "completed": result.completed,
+        "failed": result.failed,
+        "output": _jsonb(result.output),
+        "errors": _jsonb(result.errors),
+    }
+    return [(_CHUNK_FINISHED, parameters), (_COUNTED, {"id": event.originator_id})]
+
+
+def _cancel_requested(event: Any, _position: int) -> list[Statement]:
+    return [(_CANCEL_REQUESTED, {"id": event.originator_id, "at": event.envelope.at})]
+
+
+def _window_ended(event: Any, _position: int) -> list[Statement]:
+    return [(_WINDOW_ENDED, {"id": event.originator_id})]
+
+
+def _finalizing(event: Any, _position: int) -> list[Statement]:
+    return [(_FINALIZING, {"id": event.originator_id, "at": event.envelope.at})]
+
+
+def _finished(event: Any, _position: int) -> list[Statement]:
+    parameters = {
+        "id": event.originator_id,
+        "at": event.envelope.at,
+        "ending": event.ending,
+        "completed": event.completed,
+        "failed": event.failed,
+        "output_file_id": event.output_file_id,
+        "error_file_id": event.error_file_id,
+        "usage": Jsonb([used.model_dump(mode="json") for used in event.usage]),
+        "receipt": _jsonb(event.receipt),
+    }
+    return [(_FINISHED, parameters)]
+
+
+BATCHES = ReadModel(
+    name="batches",
+    tables=("batch_chunks", "batches"),
+    handlers={
+        "gridline.batch.created": _created,
+        "gridline.batch.validated": _validated,
+        "gridline.batch.waiting": _waiting,
+        "gridline.batch.started": _started,
+        "gridline.batch.failed": _failed,
+        "gridline.batch.attempt_assigned": _attempt_assigned,
+        "gridline.batch.attempt_lost": _attempt_ended,
+        "gridline.batch.attempt_failed": _attempt_ended,
+        "gridline.batch.progressed": _progressed,
+        "gridline.batch.chunk_finished": _chunk_finished,
+        "gridline.batch.cancel_requested": _cancel_requested,
+        "gridline.batch.window_ended": _window_ended,
+        "gridline.batch.finalizing": _finalizing,
+        "gridline.batch.finished": _finished,
+    },
+)
