@@ -28,6 +28,7 @@ TEXT_SUFFIXES = {".py", ".md", ".toml", ".sql", ".json", ".yaml", ".yml", ".sh",
 TEXT_NAMES = {"Makefile", "run", "LICENSE", ".gitignore"}
 NOT_OURS = {".git", ".venv", ".venv-vllm", ".gridline", "node_modules", "cases", "__pycache__"}
 FUNCTION_LINES_MAX = 70
+NINE_OF_TEN_LINES_MAX = 18
 NAMELESS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "tools", "stuff"}
 
 
@@ -263,6 +264,18 @@ def test_sources_keep_the_rule(name: str) -> None:
     broken = [each for file in findings if file not in rule.exceptions for each in findings[file]]
     assert not broken, "\n".join([rule.reason, *broken])
     assert not rule.exceptions.keys() - findings.keys(), "an exception that is no longer needed"
+
+
+def test_nine_of_ten_functions_are_read_at_a_glance() -> None:
+    lengths = sorted(
+        node.end_lineno - node.lineno + 1
+        for source in sources()
+        if source.is_product
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+    )
+
+    assert lengths[len(lengths) * 9 // 10] <= NINE_OF_TEN_LINES_MAX
 
 
 UNWANTED: dict[str, tuple[str, dict[str, str]]] = {
