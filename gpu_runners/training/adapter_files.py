@@ -49,10 +49,11 @@ _PLAIN: dict[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterShape:
-    """What the config has to say. `revision` is the pinned revision of the base."""
+    """What the config has to say. `source` is the base's Hugging Face repository and `commit` the
+    one of its commits that training used, None if none is known: peft and others look them up."""
 
-    base: str
-    revision: str
+    source: str
+    commit: str | None
     rank: int
     alpha: int
 
@@ -61,7 +62,7 @@ def write(directory: Path, shape: AdapterShape, tensors: Mapping[str, torch.Tens
     """Writes both files, flushed to disk. Equal tensors give equal bytes."""
     directory.mkdir(parents=True, exist_ok=True)
     config = {
-        "base_model_name_or_path": shape.base,
+        "base_model_name_or_path": shape.source,
         "fan_in_fan_out": False,
         "inference_mode": True,
         "init_lora_weights": True,
@@ -69,7 +70,7 @@ def write(directory: Path, shape: AdapterShape, tensors: Mapping[str, torch.Tens
         "lora_dropout": 0.0,
         "peft_type": "LORA",
         "r": shape.rank,
-        "revision": shape.revision,
+        "revision": shape.commit,
         "target_modules": sorted(TARGET_MODULES),
         "task_type": "CAUSAL_LM",
         **_PLAIN,
@@ -105,6 +106,8 @@ def _verify_config(config: Mapping[str, Any], shape: AdapterShape) -> None:
     wanted: dict[str, object] = {
         **_PLAIN,
         "peft_type": "LORA",
+        "base_model_name_or_path": shape.source,
+        "revision": shape.commit,
         "r": shape.rank,
         "lora_alpha": shape.alpha,
         "target_modules": sorted(TARGET_MODULES),

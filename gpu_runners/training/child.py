@@ -138,6 +138,8 @@ def _trained(task: TrainTask, order: dict[str, Any], voice: Voice) -> dict[str, 
         base=TrainingBase(
             id=record.id,
             revision=weights.revision(record.id),
+            source=record.source,
+            commit=record.commit,
             directory=weights.path(record.id),
             control_tokens=() if record.fine_tuning is None else record.fine_tuning.control_tokens,
             template_arguments=record.template_arguments,

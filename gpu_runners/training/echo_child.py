@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from domain.catalog import CATALOG
 from gpu_runners.inference.child import read_operations, take_standard_output
 from gpu_runners.lifeline import die_with_parent
 
@@ -110,7 +111,7 @@ def _write_adapter(directory: Path, task: dict[str, Any], data: bytes) -> None:
     ).encode()
     config = {
         "peft_type": "LORA",
-        "base_model_name_or_path": task["base"],
+        "base_model_name_or_path": CATALOG[task["base"]].source,
         "r": task["hyperparameters"]["lora_rank"],
         "lora_alpha": task["hyperparameters"]["lora_alpha"],
     }

@@ -62,10 +62,14 @@ BUDGETS: dict[str, Budget] = {
 
 @dataclass(frozen=True, slots=True)
 class TrainingBase:
-    """The base to train on. `template_arguments` are what serving passes to its chat template."""
+    """The base to train on. `revision` names the files that lie in `directory`; `source` and
+    `commit` are where the adapter's user gets the base. `template_arguments` are what serving
+    passes to its chat template."""
 
     id: str
     revision: str
+    source: str
+    commit: str | None
     directory: Path
     control_tokens: tuple[str, ...] = ()
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -144,7 +148,7 @@ def train(
     report(run.progress())
     _run_epochs(learner, training.rows, task, run, report)
 
-    shape = AdapterShape(base.id, base.revision, settings.lora_rank, settings.lora_alpha)
+    shape = AdapterShape(base.source, base.commit, settings.lora_rank, settings.lora_alpha)
     round_adapter(model)
     after = learner.evaluate(samples_of(evaluation.rows))
     adapter_files.write(output_dir, shape, get_peft_model_state_dict(model))

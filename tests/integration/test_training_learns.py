@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from domain.messages import TrainProgress
 from gpu_runners.training.train_lora import TrainingBase, TrainResult, train
 from gpu_runners.weights.store import Weights
-from tests.unit.gpu_runners.tiny_model import BASE, CONTROL_TOKENS, chat, task, write_rows
+from tests.unit.gpu_runners.tiny_model import BASE, chat, task, training_base, write_rows
 
 QUEUES = {
     "ZB-04": ("the parcel never came", "my package is late", "the courier did not show up"),
@@ -36,12 +36,7 @@ def tickets(words: tuple[str, ...]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def base(weights_root: Path) -> TrainingBase:
-    return TrainingBase(
-        id=BASE,
-        revision="0.1.2",
-        directory=Weights(weights_root).path(BASE),
-        control_tokens=CONTROL_TOKENS,
-    )
+    return training_base(Weights(weights_root).path(BASE))
 
 
 @pytest.fixture(scope="module")

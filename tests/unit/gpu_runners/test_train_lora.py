@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -11,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftConfig
 from peft.utils import get_peft_model_state_dict
 from transformers import AutoTokenizer
 
@@ -286,7 +291,11 @@ def test_the_adapter_is_two_plain_files_that_peft_reads(
     }
     config = json.loads((out / "adapter_config.json").read_text())
     assert config["target_modules"] == sorted(config["target_modules"])
-    assert (config["base_model_name_or_path"], config["revision"]) == (tiny_base.id, "0.1.2")
+    loaded = PeftConfig.from_pretrained(str(out))
+    assert (loaded.base_model_name_or_path, loaded.revision) == (
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "12fd25f77366fa6b3b4b768ec3050bf629380bac",
+    )
     assert (config["r"], config["lora_alpha"], config["use_rslora"]) == (4, 8, False)
     adapter_files.verify(out, shape(tiny_base))
     bytes_wanted = 2 * sum(
@@ -298,13 +307,41 @@ def test_the_adapter_is_two_plain_files_that_peft_reads(
     assert (out / "adapter_model.safetensors").stat().st_size == 8 + header + bytes_wanted
 
 
+AS_A_USER = """
+import sys, torch
+from peft import AutoPeftModelForCausalLM
+model = AutoPeftModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16)
+print(len([name for name, _ in model.named_parameters() if "lora_B" in name]))
+"""
+
+
+def test_peft_finds_the_base_of_an_adapter_by_what_its_config_says(
+    training: Training, tiny_base: TrainingBase, tmp_path: Path
+) -> None:
+    """A user's cache that holds the base at the pinned commit, and no network."""
+    assert tiny_base.commit is not None
+    training(ROWS)
+    repository = tmp_path / "hub" / f"models--{tiny_base.source.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    shutil.copytree(tiny_base.directory, repository / "snapshots" / tiny_base.commit)
+    done = subprocess.run(
+        [sys.executable, "-c", AS_A_USER, str(tmp_path / "out")],
+        env={**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    layers, projections = 2, 7
+    assert done.stdout.strip() == str(layers * projections), done.stderr
+
+
 def base_modules(base: TrainingBase) -> list[tuple[str, Any]]:
     model = load_with_adapter(base.directory, task().hyperparameters)
     return list(model.unload().named_modules())
 
 
 def shape(base: TrainingBase) -> AdapterShape:
-    return AdapterShape(base=base.id, revision=base.revision, rank=4, alpha=8)
+    return AdapterShape(source=base.source, commit=base.commit, rank=4, alpha=8)
 
 
 @pytest.mark.parametrize(

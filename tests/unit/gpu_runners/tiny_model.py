@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from domain.catalog import CATALOG
 from domain.messages import ObjectRef, TrainingHyperparameters, TrainTask
 from gpu_runners.training.train_lora import TrainingBase
 
@@ -37,8 +38,19 @@ def save_tiny_model(directory: Path, tokenizer_from: Path) -> TrainingBase:
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
     for name in TOKENIZER_FILES:
         shutil.copy(tokenizer_from / name, directory / name)
+    return training_base(directory)
+
+
+def training_base(directory: Path) -> TrainingBase:
+    """The small base as the catalog has it, with the files of this directory."""
+    record = CATALOG[BASE]
     return TrainingBase(
-        id=BASE, revision="0.1.2", directory=directory, control_tokens=CONTROL_TOKENS
+        id=BASE,
+        revision=record.revision,
+        source=record.source,
+        commit=record.commit,
+        directory=directory,
+        control_tokens=CONTROL_TOKENS,
     )
 
 
