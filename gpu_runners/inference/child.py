@@ -12,11 +12,7 @@ embedded or refused, once for each line; aborted; tick every few seconds while i
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import queue
-import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -24,6 +20,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from domain.errors import GridlineError
+from gpu_runners.child_pipes import (
+    MessageTooLong,
+    pack_vector,
+    read_operations,
+    take_standard_output,
+    write_message,
+)
 from gpu_runners.inference.engine import (
     Base,
     ChatRequest,
@@ -31,13 +34,13 @@ from gpu_runners.inference.engine import (
     EmbeddingRequest,
     Engine,
     EngineFailed,
+    EngineRefusal,
     Generated,
     Refused,
     Result,
 )
 from gpu_runners.inference.sampling import chat_messages, chat_sampling, embedding_inputs
 from gpu_runners.lifeline import die_with_parent
-from gpu_runners.parent.results import pack_vector
 
 TICK_SECONDS = 5.0
 
@@ -140,8 +143,11 @@ class EngineLoop:
             self._tell(_wire(Refused(id=operation["id"], error=failed)))
 
     def _tell(self, message: dict[str, Any]) -> None:
-        self._out.write(json.dumps(message) + "\n")
-        self._out.flush()
+        try:
+            write_message(self._out, message)
+        except MessageTooLong:
+            error = EngineRefusal("The answer is larger than a line may be. Ask for fewer tokens.")
+            write_message(self._out, _wire(Refused(id=message["id"], error=error)))
         self._told_at = time.monotonic()
 
 
@@ -182,26 +188,6 @@ def _refusal(error: GridlineError) -> dict[str, Any]:
         "message": error.message,
         "param": error.param,
     }
-
-
-def take_standard_output() -> TextIO:
-    """The real standard output for the protocol; whatever prints gets standard error instead."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return out
-
-
-def read_operations() -> queue.SimpleQueue[dict[str, Any]]:
-    """Standard input as a queue; its end ends the process, whatever the engine is doing."""
-    operations: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in sys.stdin.buffer:
-            operations.put(json.loads(line))
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    return operations
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The pipe between the runner and one child process: JSON lines in both directions.
+"""The runner's end of the pipes to one child process: messages of JSON in both directions.
 
 The runner's tasks use it for engines and trainings. A child that is gone is an exception for the
 one who talks to it, and never more than that. The child leads a session of its own, so that a
@@ -15,8 +15,8 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from typing import Any, cast
 
-# One line can carry an embedding of thousands of inputs.
-LINE_BYTES_MAX = 256 * 1024 * 1024
+from gpu_runners.child_pipes import LINE_BYTES_MAX, MESSAGE_BYTES_MAX, PIECE
+
 STOP_GRACE_SECONDS = 2.0
 
 
@@ -41,7 +41,7 @@ class Child:
     async def start(cls, command: Sequence[str]) -> Child:
         """Raises OSError when the program cannot be started."""
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES_MAX, start_new_session=True
+            *command, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES_MAX + 1, start_new_session=True
         )
         return cls(process)
 
@@ -64,9 +64,9 @@ class Child:
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(silence_seconds_max):
-                line = await self._process.stdout.readline()
-            if line.endswith(b"\n"):
-                return cast(dict[str, Any], json.loads(line))
+                text = await self._message(self._process.stdout)
+            if text is not None:
+                return cast(dict[str, Any], json.loads(text))
         except (TimeoutError, ValueError):
             await self.stop(grace_seconds=0)
             raise ChildGone(killed=False) from None
@@ -85,6 +85,16 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+
+    async def _message(self, out: asyncio.StreamReader) -> bytes | None:
+        """The text of one message, from one line or from its pieces; None where the child's output
+        ends. Raises ValueError past the bounds."""
+        pieces = bytearray()
+        while (line := await out.readline()).startswith(PIECE.encode()):
+            pieces += line[len(PIECE) : -1]
+            if len(pieces) > MESSAGE_BYTES_MAX:
+                raise ValueError("the message has no end")
+        return bytes(pieces) + line if line.endswith(b"\n") else None
 
     async def _gone(self) -> ChildGone:
         try:

@@ -6,14 +6,13 @@ U+2028 or U+2029, which some clients take for a line end.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-import struct
 from dataclasses import dataclass
 from typing import Any
 
 from domain.messages import Attempt
+from gpu_runners.child_pipes import unpack_vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +98,6 @@ def embedding_list(line: RequestLine, *, vectors: list[str], input_tokens: int) 
         "model": line.model,
         "usage": {"prompt_tokens": input_tokens, "total_tokens": input_tokens},
     }
-
-
-def pack_vector(values: list[float]) -> str:
-    """Little-endian float32 in base64."""
-    return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
-
-
-def unpack_vector(text: str) -> list[float]:
-    """The numbers of `pack_vector`, with the nine digits that tell float32 values apart."""
-    raw = base64.b64decode(text)
-    return [float(f"{value:.9g}") for value in struct.unpack(f"<{len(raw) // 4}f", raw)]
 
 
 def _logprobs(entries: list[dict[str, Any]] | None) -> dict[str, Any] | None:

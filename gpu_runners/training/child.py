@@ -11,7 +11,6 @@ output.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -27,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from domain.catalog import base_model
 from domain.errors import GridlineError
 from domain.messages import TrainProgress, TrainTask
-from gpu_runners.inference.child import read_operations, take_standard_output
+from gpu_runners.child_pipes import read_operations, take_standard_output, write_message
 from gpu_runners.lifeline import die_with_parent
 from gpu_runners.rendering import TrainingRefused
 from gpu_runners.training.train_lora import TrainingBase, train
@@ -80,8 +79,7 @@ class Voice:
             os._exit(0)
 
     def _write(self, message: dict[str, Any]) -> None:
-        self._out.write(json.dumps(message) + "\n")
-        self._out.flush()
+        write_message(self._out, message)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from domain.catalog import CATALOG
-from gpu_runners.inference.child import read_operations, take_standard_output
+from gpu_runners.child_pipes import read_operations, take_standard_output, write_message
 from gpu_runners.lifeline import die_with_parent
 
 STEP_SECONDS = 0.02
@@ -49,17 +49,17 @@ def _train(
     tokens_a_step = max(1, len(data.split()) * parameters["n_epochs"] // steps)
     mark = STEP_MARK.search(data)
     pause_seconds = int(mark[1]) / 1000 if mark else STEP_SECONDS
-    _tell(out, {"type": "started"})
+    write_message(out, {"type": "started"})
     told_at = time.monotonic()
     for step in range(1, steps + 1):
         if _cancel_asked(operations, pause_seconds):
-            _tell(out, {"type": "cancelled", "trained_tokens": step * tokens_a_step})
+            write_message(out, {"type": "cancelled", "trained_tokens": step * tokens_a_step})
             return
         if time.monotonic() - told_at >= order["progress_seconds"]:
             told_at = time.monotonic()
-            _tell(out, _progress(step, steps, step * tokens_a_step))
+            write_message(out, _progress(step, steps, step * tokens_a_step))
     _write_adapter(Path(order["output_dir"]), task, data)
-    _tell(
+    write_message(
         out,
         {
             "type": "finished",
@@ -119,11 +119,6 @@ def _write_adapter(directory: Path, task: dict[str, Any], data: bytes) -> None:
     (directory / "adapter_model.safetensors").write_bytes(
         len(header).to_bytes(8, "little") + header + values
     )
-
-
-def _tell(out: TextIO, message: dict[str, Any]) -> None:
-    out.write(json.dumps(message) + "\n")
-    out.flush()
 
 
 if __name__ == "__main__":

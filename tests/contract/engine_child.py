@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from adapters.settings import Settings
-from gpu_runners.parent.results import unpack_vector
+from gpu_runners.child_pipes import unpack_vector
 from gpu_runners.parent.slots import EngineSlot, engine_command
 from gpu_runners.weights.store import Weights
 
