@@ -235,7 +235,11 @@ class Book:
         if event.side == "platform":
             self.platform_failures.add(event.originator_id)
 
+    def _account_opened(self, event: Any, _position: int) -> None:
+        self.credit[event.originator_id] = CreditSums()
+
     _HANDLERS: ClassVar[Mapping[str, Callable[[Book, Any, int], None]]] = {
+        "gridline.account.opened": _account_opened,
         "gridline.account.credit_granted": _credit_granted,
         "gridline.account.credit_reserved": _credit_reserved,
         "gridline.account.credit_captured": _credit_captured,

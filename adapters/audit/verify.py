@@ -1,21 +1,24 @@
 """`gridlined audit verify`: replays the whole log and proves that all that shows money agrees.
 
-Log = holds = key spend = journal = balance rows, and every charge follows from its receipt, its
-pinned prices and what was measured. It works in one snapshot of the database, reads only, needs
-nothing else, and names each difference instead of stopping at the first. Numbers in brackets and
-before the rules are those of the ledger's invariants (`docs/ledger.md`).
+Log = holds = key spend = journal = balance rows, every read model is the one that the log gives,
+and every charge follows from its receipt, its pinned prices and what was measured. It works in one
+snapshot of the database, writes to temporary tables alone, needs nothing else, and names each
+difference instead of stopping at the first. Numbers in brackets and before the rules are those of
+the ledger's invariants (`docs/ledger.md`).
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 
-from adapters.audit import rows as audit_rows
 from adapters.audit.book import Book, HoldEntry
+from adapters.audit.read_models import DerivedReadModels, follower_positions
+from adapters.audit.rows import compare_journal, compare_rows
 from adapters.event_log import snapshots
 from adapters.event_log.event_store import decode
 from adapters.event_log.postgres import Connection
@@ -35,7 +38,11 @@ from domain.work.fine_tuning_job import FineTuningJob
 
 PAGE_EVENTS = 1000
 
-_ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+FOLLOWERS_WAIT_SECONDS = 0.05
+FOLLOWS = "18 what follows the log keeps up with it"
+
+_ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+_LOG_END = "SELECT coalesce(max(notification_id), 0) AS position FROM gridline_events"
 _SELECT_EVENTS = """
     SELECT notification_id, originator_id, originator_version, topic, state FROM gridline_events
     WHERE notification_id > %s ORDER BY notification_id LIMIT %s
@@ -60,14 +67,14 @@ class Difference:
 class AuditReport:
     """What was replayed, the totals in nano-USD, and every difference found.
 
-    `through` is the log position of the last event, `journal_through` how far the journal, which
-    follows the log, had come: it is compared up to there.
+    `through` is the log position of the last event, `followers` how far each read model that
+    follows the log had come: it is compared up to there.
     """
 
     events: int
     streams: int
     through: int
-    journal_through: int
+    followers: Mapping[str, int]
     accounts: int
     holds: int
     open_holds: int
@@ -88,7 +95,7 @@ class AuditReport:
         verdict = "audit passed" if self.passed else f"{len(self.differences)} differences"
         return (
             f"log: {self.events} events in {self.streams} streams, through {self.through}",
-            f"journal: through {self.journal_through}",
+            *(f"{name}: through {position}" for name, position in self.followers.items()),
             f"accounts: {self.accounts}; granted {usd_text(self.granted_nano_usd)} USD = available "
             f"{usd_text(self.available_nano_usd)} + held {usd_text(self.held_nano_usd)} + charged "
             f"{usd_text(self.charged_nano_usd)}",
@@ -104,7 +111,7 @@ class AuditReport:
             "events": self.events,
             "streams": self.streams,
             "through": self.through,
-            "journal_through": self.journal_through,
+            "followers": dict(self.followers),
             "accounts": self.accounts,
             "holds": self.holds,
             "open_holds": self.open_holds,
@@ -120,20 +127,40 @@ class AuditReport:
         }
 
 
-def verify(connection: Connection) -> AuditReport:
+def wait_for_followers(connection: Connection, *, patience_seconds: float) -> int:
+    """Gives the read models that follow the log the time to come to where it ends now, and returns
+    that position; `verify` names the one that did not."""
+    end = _log_end(connection)
+    give_up_at = time.monotonic() + patience_seconds
+    while min(follower_positions(connection).values()) < end and time.monotonic() < give_up_at:
+        time.sleep(FOLLOWERS_WAIT_SECONDS)
+    return end
+
+
+def verify(connection: Connection, *, followed_through: int | None = None) -> AuditReport:
     """Replays the log that `connection` (in autocommit) sees and compares all that is derived from
-    it. Raises nothing of its own: whatever is wrong is a difference of the report."""
+    it. Followers must have come to `followed_through`, or else to the log's end. Raises nothing of
+    its own: whatever is wrong is a difference of the report."""
     with connection.transaction():
         connection.execute(_ONE_SNAPSHOT)
+        followers = follower_positions(connection)
         audit = _Audit()
-        audit.replay(connection)
+        audit.check_followers(followers, _log_end(connection), followed_through)
+        derived = DerivedReadModels(connection, through=followers, find=audit.find)
+        audit.replay(connection, derived)
         audit.check_accounts()
         audit.check_keys()
         audit.check_work()
-        audit_rows.compare_rows(connection, audit.aggregates, audit.book, audit.find)
-        journal_through = min(audit_rows.journal_position(connection), audit.through)
-        audit_rows.compare_journal(connection, audit.book, through=journal_through, find=audit.find)
-        return audit.report(journal_through=journal_through)
+        derived.compare()
+        compare_rows(connection, audit.book, audit.find)
+        compare_journal(connection, audit.book, through=followers["journal"], find=audit.find)
+        return audit.report(followers)
+
+
+def _log_end(connection: Connection) -> int:
+    row = connection.execute(_LOG_END).fetchone()
+    assert row is not None
+    return int(row["position"])
 
 
 @dataclass(slots=True)
@@ -157,8 +184,19 @@ class _Audit:
 
     # The log --------------------------------------------------------------------------------
 
-    def replay(self, connection: Connection) -> None:
-        """Folds every stream and keeps the book."""
+    def check_followers(
+        self, followers: Mapping[str, int], end: int, followed_through: int | None
+    ) -> None:
+        """None is behind the log, and none has seen what is not there."""
+        wanted = end if followed_through is None else followed_through
+        for name, position in followers.items():
+            if position < wanted:
+                self.find(FOLLOWS, name, f"it came to {position}, the log to {wanted}")
+            elif position > end:
+                self.find(FOLLOWS, name, f"it came to {position}, but the log ends at {end}")
+
+    def replay(self, connection: Connection, derived: DerivedReadModels) -> None:
+        """Folds every stream, keeps the book, and derives the read models."""
         stored = {
             (row["originator_id"], row["originator_version"]): row
             for row in connection.execute(_SELECT_SNAPSHOTS).fetchall()
@@ -176,6 +214,9 @@ class _Audit:
             if event is None:
                 continue
             self.book.read(event, row["notification_id"])
+            derived.take(event, row["notification_id"])
+            if self.events % PAGE_EVENTS == 0:
+                derived.flush()
             self._fold(stream, event)
             snapshot = stored.get((stream, row["originator_version"]))
             if snapshot is not None:
@@ -325,7 +366,7 @@ class _Audit:
         if receipt.charge_nano_usd + receipt.returned_nano_usd != receipt.maximum_nano_usd:
             self.find(rule, work.id, "charged and returned are not the maximum")
 
-    def report(self, *, journal_through: int) -> AuditReport:
+    def report(self, followers: Mapping[str, int]) -> AuditReport:
         """The totals, which are the log's."""
         sums = self.book.credit.values()
         holds = self.book.holds.values()
@@ -333,7 +374,7 @@ class _Audit:
             events=self.events,
             streams=len(self.versions),
             through=self.through,
-            journal_through=journal_through,
+            followers=followers,
             accounts=len(self._all(Account)),
             holds=len(holds),
             open_holds=sum(hold.state == "placed" for hold in holds),

@@ -39,6 +39,9 @@ from projections.work import open_work as work
 
 Action = Callable[[Namespace, Settings], None]
 
+FOLLOWERS_PATIENCE_SECONDS = 10.0
+"""For which an audit waits for what follows the log."""
+
 
 def run(options: Namespace) -> str | int:
     """What `sys.exit` is to be given: 0, or a message that says why not."""
@@ -183,7 +186,8 @@ def _rebuild(options: Namespace, settings: Settings) -> None:
 
 def _audit_verify(options: Namespace, settings: Settings) -> None:
     with connect(settings.database_url, name="gridlined") as connection:
-        report = audit.verify(connection)
+        end = audit.wait_for_followers(connection, patience_seconds=FOLLOWERS_PATIENCE_SECONDS)
+        report = audit.verify(connection, followed_through=end)
     for line in [json.dumps(report.to_wire())] if options.json else report.lines():
         _say(line)
     if not report.passed:

@@ -88,16 +88,77 @@ def test_an_untouched_ledger_passes_with_its_totals(told: Ledger) -> None:
         report.available_nano_usd + report.held_nano_usd + report.charged_nano_usd
     )
     assert (report.receipts, report.open_holds) == (2, 1)
-    assert report.journal_through == report.through
+    assert report.followers == {"journal": report.through}
 
 
-def test_a_journal_that_lags_is_compared_as_far_as_it_came(rig: ProductRig) -> None:
+def test_a_journal_that_lags_is_named_and_compared_as_far_as_it_came(rig: ProductRig) -> None:
     rig.batch_that_completes()
     rig.runner().catch_up()
+    seen = verify(rig.connection).through
     rig.batch_that_completes()
-    report = verify(rig.connection)
+    assert rules(verify(rig.connection)) == {"18 what follows the log keeps up with it"}
+    report = verify(rig.connection, followed_through=seen)
     assert report.passed
-    assert report.journal_through < report.through
+    assert report.followers["journal"] < report.through
+
+
+def test_an_emptied_journal_does_not_pass(told: Ledger) -> None:
+    with psycopg.connect(told.database.owner_url) as owner:
+        owner.execute("DELETE FROM journal_entries")
+        owner.execute("DELETE FROM journal_balances")
+        owner.execute("DELETE FROM gridline_tracking WHERE application_name = 'journal'")
+    assert "18 what follows the log keeps up with it" in rules(verify(told.connection))
+
+
+def test_every_column_of_every_read_model_is_compared(told: Ledger) -> None:
+    unseen = [
+        f"{table}.{column}"
+        for model in (*INLINE, *FOLLOWING)
+        for table in model.tables
+        for column, report in changes_of(told, table)
+        if report.passed
+    ]
+    assert not unseen
+
+
+def changes_of(ledger: Ledger, table: str) -> Iterator[tuple[str, AuditReport]]:
+    """Each column, with what the audit says when one row has another value in it, which is then
+    taken back."""
+    rows = ledger.connection.execute(
+        "SELECT column_name, data_type FROM information_schema.columns "
+        "WHERE table_schema = current_schema() AND table_name = %s ORDER BY ordinal_position",
+        (table,),
+    ).fetchall()
+    assert rows
+    with psycopg.connect(ledger.database.owner_url, autocommit=True) as owner:
+        names = {"table": sql.Identifier(table), "kept": sql.Identifier(f"kept_{table}")}
+        owner.execute(sql.SQL("CREATE TABLE {kept} AS TABLE {table}").format(**names))
+        for row in rows:
+            other = sql.SQL(OTHER_VALUE[row["data_type"]])
+            column = sql.Identifier(row["column_name"])
+            changed = owner.execute(
+                sql.SQL(
+                    "UPDATE {table} SET {column} = {other} "
+                    "WHERE ctid = (SELECT min(ctid) FROM {table})"
+                ).format(column=column, other=other.format(column), **names)
+            )
+            assert changed.rowcount == 1
+            yield row["column_name"], verify(ledger.connection)
+            owner.execute(sql.SQL("DELETE FROM {table}").format(**names))
+            owner.execute(sql.SQL("INSERT INTO {table} TABLE {kept}").format(**names))
+
+
+OTHER_VALUE = {
+    "text": "coalesce({}, '') || 'x'",
+    "bigint": "coalesce({}, 0) + 1000",
+    "integer": "coalesce({}, 0) + 1000",
+    "smallint": "coalesce({}, 0) + 1000",
+    "double precision": "coalesce({}, 0) + 1",
+    "boolean": "NOT {}",
+    "date": "{} + 1",
+    "timestamp with time zone": "coalesce({}, 'epoch') + interval '1 second'",
+    "jsonb": "jsonb_build_array({})",
+}
 
 
 def test_the_application_itself_cannot_edit_the_log(told: Ledger) -> None:
