@@ -9,11 +9,11 @@ a fetch past its end with silence instead of an error.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
+import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import (
@@ -24,13 +24,13 @@ from aiokafka.errors import (
 )
 from aiokafka.partitioner import DefaultPartitioner
 
-from adapters.settings import Settings
+from adapters.settings import Settings, Unusable
 from domain.messages import PROGRESS_TOPIC, RUNNERS_TOPIC, WORK_TOPIC
 from domain.ports import Consumer, Producer, Record
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+log = structlog.stdlib.get_logger(__name__)
 
 StartingPositions = Callable[[str, str, int], Awaitable[int | None]]
 """(cluster id, topic without prefix, partition) to the last offset that was handled, if any."""
@@ -45,7 +45,7 @@ COMMIT_SECONDS = 5.0
 FETCH_WAIT_MILLISECONDS = 500
 
 
-class KafkaUnusable(Exception):
+class KafkaUnusable(Unusable):
     """The broker does not answer, or has other topics than we need; the message says which."""
 
 
@@ -238,7 +238,7 @@ class KafkaConsumer:
             await self.client.commit(dict(self._handled))
         except KafkaError as error:
             # Nothing depends on it; a rebalance makes this ordinary.
-            log.info("offsets not committed", extra={"fields": {"error": repr(error)}})
+            log.info("offsets not committed", error=repr(error))
 
 
 class _Positioning(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -271,7 +271,8 @@ class _Positioning(ConsumerRebalanceListener):  # type: ignore[misc]
             log.error(
                 "partition is shorter than what was handled; topics must not be created again "
                 "under the same cluster",
-                extra={"fields": {"topic": partition.topic, "partition": partition.partition}},
+                topic=partition.topic,
+                partition=partition.partition,
             )
             start = end
         consumer.client.seek(partition, start)

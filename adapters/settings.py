@@ -12,6 +12,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 
+class Unusable(Exception):
+    """What the settings name cannot be used as it is. The message is one line that an operator
+    reads, in the log too: it names the setting and what to change, and quotes no secret."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The environment variable of a field is `GRIDLINE_` + its name in capitals."""

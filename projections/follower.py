@@ -8,18 +8,18 @@ anything.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import psycopg
+import structlog
 from psycopg import sql
 
 from domain.aggregate import Aggregate
 from projections.projection import Projection, Statement, run_statements
 
-log = logging.getLogger(__name__)
+log = structlog.stdlib.get_logger(__name__)
 
 BATCH_EVENTS = 200
 TICK_SECONDS = 0.5
@@ -151,7 +151,8 @@ class ProjectionRunner:
                 # The driver's text can quote a row: the kind of error is enough.
                 log.warning(
                     "projections interrupted",
-                    extra={"error": type(error).__name__, "failures": failures},
+                    error=type(error).__name__,
+                    failures=failures,
                 )
                 self._stop.wait(min(RETRY_SECONDS_MAX, 0.1 * 2 ** min(failures, 10)))
 

@@ -25,6 +25,7 @@ from adapters.embedded.postgres import OWNER, SUPERUSER, Postgres
 from adapters.embedded.process import free_port
 from adapters.event_log.migrate import migrate
 from adapters.settings import Settings
+from adapters.telemetry import speak_through_logging
 
 KAFKA_ADDRESS = os.environ.get("GRIDLINE_TEST_KAFKA", "")
 KAFKA_HOME = os.environ.get("GRIDLINE_KAFKA_HOME", "")
@@ -50,6 +51,11 @@ class RunningBroker:
 
     bootstrap: str
     is_apache: bool
+
+
+def pytest_configure() -> None:
+    """Puts what the product logs where pytest shows it."""
+    speak_through_logging()
 
 
 @pytest.fixture(scope="session")

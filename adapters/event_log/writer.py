@@ -11,7 +11,6 @@ thread never ends because of a command or of PostgreSQL.
 from __future__ import annotations
 
 import asyncio
-import logging
 import queue
 import random
 import threading
@@ -21,6 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
 from eventsourcing.persistence import (
     IntegrityError,
     InterfaceError,
@@ -36,7 +36,7 @@ from domain.errors import ConcurrentUpdate, Overloaded, StorageOutcomeUnknown
 from domain.ports import Clock, IdSource
 from domain.unit_of_work import C, CommandContext, Handler, PersonalRow, R
 
-log = logging.getLogger(__name__)
+log = structlog.stdlib.get_logger(__name__)
 
 BATCH_COMMANDS_MAX = 64
 QUEUE_COMMANDS_MAX = 1024
@@ -161,10 +161,10 @@ class Writer:
             try:
                 self._process(jobs)
             except (Overloaded, StorageOutcomeUnknown) as error:
-                log.error("the database stays away", extra={"commands": len(jobs)})  # noqa: TRY400
+                log.error("the database stays away", commands=len(jobs))  # noqa: TRY400
                 _fail(jobs, error)
             except Exception as error:
-                log.exception("writer failed a batch", extra={"commands": len(jobs)})
+                log.exception("writer failed a batch", commands=len(jobs))
                 self._cache.clear()
                 _fail(jobs, error)
             self._cache.trim()

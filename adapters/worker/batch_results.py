@@ -9,9 +9,10 @@ same keys, so ending twice is ending once.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+
+import structlog
 
 from adapters.worker.system_context import system_context
 from domain import ids
@@ -31,7 +32,7 @@ from domain.unit_of_work import CommandWriter, UnitOfWork
 from domain.work.batch import Batch, Chunk, Ending
 from domain.work.batch_results import NeverRan, UnansweredRequest, given_up_line, never_ran_line
 
-log = logging.getLogger(__name__)
+log = structlog.stdlib.get_logger(__name__)
 
 PART = "finaliser"
 RESULT_LINE_BYTES_MAX = 256 * MIB
@@ -73,7 +74,7 @@ class BatchResults:
             await self._writer.execute(lose_result, lost, context)
             raise
         await self._writer.execute(finish_batch, FinishBatch(batch_id, output, errors), context)
-        log.info("batch ended", extra={"fields": {"batch_id": batch_id, "ending": batch.ending}})
+        log.info("batch ended", batch_id=batch_id, ending=batch.ending)
         await self.forget_chunks(batch_id)
 
     async def _write(self, batch: _Finished) -> tuple[ResultFile | None, ResultFile | None]:
@@ -134,7 +135,7 @@ class BatchResults:
             if not batch.without_lost:
                 raise
             # The batch still ends, and every request still has its line.
-            log.exception("input lost", extra={"fields": {"batch_id": batch.batch_id}})
+            log.exception("input lost", batch_id=batch.batch_id)
             for number in range(plan.first_line + len(answered), plan.first_line + plan.requests):
                 yield write(UnansweredRequest(batch.batch_id, number, None))
 

@@ -7,8 +7,9 @@ nothing runs here. It may run twice: the commands it ends in change nothing the 
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
+
+import structlog
 
 from adapters.worker.system_context import system_context
 from adapters.worker.work_queue import WorkQueue
@@ -23,7 +24,7 @@ from domain.unit_of_work import CommandContext, CommandWriter, UnitOfWork
 from domain.work.batch import Batch, Endpoint, LineError
 from domain.work.quote import quote_batch
 
-log = logging.getLogger(__name__)
+log = structlog.stdlib.get_logger(__name__)
 
 PART = "validation"
 
@@ -81,7 +82,8 @@ class BatchValidation:
         )
         log.info(
             "batch planned",
-            extra={"fields": {"batch_id": batch_id, "requests": facts.requests}},
+            batch_id=batch_id,
+            requests=facts.requests,
         )
 
     async def _check(self, subject: _Subject) -> BatchFileFacts:
@@ -100,7 +102,8 @@ class BatchValidation:
         await self._writer.execute(fail_batch, FailBatch(batch_id, errors), context)
         log.info(
             "batch refused",
-            extra={"fields": {"batch_id": batch_id, "codes": sorted({e.code for e in errors})}},
+            batch_id=batch_id,
+            codes=sorted({e.code for e in errors}),
         )
 
 

@@ -9,8 +9,9 @@ read model that lags does no harm.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
 
 from adapters.worker.fleet import Fleet
 from adapters.worker.isolation import each
@@ -24,7 +25,7 @@ from domain.work.batch import Batch
 from domain.work.fine_tuning_job import FineTuningJob
 from domain.work.scheduling import AssignedWork
 
-log = logging.getLogger(__name__)
+log = structlog.stdlib.get_logger(__name__)
 
 BEATS_BEFORE_REPEAT = 2
 ASSIGNS_MAX = 30
@@ -102,7 +103,8 @@ class Dispatcher:
         for attempt in lost:
             log.warning(
                 "attempt lost with its runner",
-                extra={"fields": {"work_id": attempt.work_id, "runner_id": attempt.runner_id}},
+                work_id=attempt.work_id,
+                runner_id=attempt.runner_id,
             )
         await each(PART, lost, self._lose)
 
@@ -120,7 +122,8 @@ class Dispatcher:
     async def _give_back(self, attempt: Attempt) -> None:
         log.warning(
             "runner does not take its attempt",
-            extra={"fields": {"work_id": attempt.work_id, "runner_id": attempt.runner_id}},
+            work_id=attempt.work_id,
+            runner_id=attempt.runner_id,
         )
         context = system_context(
             PART,
@@ -147,15 +150,11 @@ class Dispatcher:
         )
         log.info(
             "work message sent",
-            extra={
-                "fields": {
-                    "type": message.type,
-                    "work_id": attempt.work_id,
-                    "chunk": attempt.chunk,
-                    "attempt": attempt.attempt,
-                    "runner_id": attempt.runner_id,
-                }
-            },
+            type=message.type,
+            work_id=attempt.work_id,
+            chunk=attempt.chunk,
+            attempt=attempt.attempt,
+            runner_id=attempt.runner_id,
         )
 
     def _is_due(self, sent: dict[Attempt, int], attempt: Attempt) -> bool:

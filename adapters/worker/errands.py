@@ -4,13 +4,14 @@ a failed one again only after a while."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Self
 
-log = logging.getLogger(__name__)
+import structlog
+
+log = structlog.stdlib.get_logger(__name__)
 
 RETRY_SECONDS_MIN = 0.5
 RETRY_SECONDS_MAX = 60.0
@@ -59,14 +60,10 @@ class Errands:
             self._not_before[subject] = time.monotonic() + wait
             log.warning(
                 "errand failed; it is tried again",
-                extra={
-                    "fields": {
-                        "errand": self._name,
-                        "id": subject,
-                        "failures": failures,
-                        "error": type(error).__name__,
-                    }
-                },
+                errand=self._name,
+                id=subject,
+                failures=failures,
+                error=type(error).__name__,
                 exc_info=error,
             )
         else:

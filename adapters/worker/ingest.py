@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import structlog
 from eventsourcing.persistence import InterfaceError, OperationalError
 from pydantic import ValidationError
 
@@ -27,7 +27,7 @@ from domain.messages import ChunkProgress, Report, Started, TrainProgress
 from domain.ports import Record
 from domain.unit_of_work import CommandContext, CommandWriter, PersonalRow, UnitOfWork
 
-log = logging.getLogger(__name__)
+log = structlog.stdlib.get_logger(__name__)
 
 PART = "ingest"
 GROUP = "ingest"
@@ -126,10 +126,10 @@ class Ingest:
                 if _may_pass(error):
                     raise
                 reason = type(error).__name__
-                log.exception("report refused", extra=_where(record))
+                log.exception("report refused", **_where(record))
             else:
                 return
-        log.error("message set aside", extra=_where(record))
+        log.error("message set aside", **_where(record))
         try:
             await self._writer.execute(
                 set_aside,
@@ -199,11 +199,5 @@ def _context(delivery: _Delivery, cluster_id: str) -> CommandContext:
     )
 
 
-def _where(record: Record) -> dict[str, dict[str, object]]:
-    return {
-        "fields": {
-            "topic": record.topic,
-            "partition": record.partition,
-            "offset": record.offset,
-        }
-    }
+def _where(record: Record) -> dict[str, object]:
+    return {"topic": record.topic, "partition": record.partition, "offset": record.offset}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
+
+import structlog
 
 from domain.errors import GridlineError
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-log = logging.getLogger(__name__)
+log = structlog.stdlib.get_logger(__name__)
 
 
 async def each(
@@ -33,8 +34,8 @@ async def each(
 def _log(part: str, error: BaseException) -> None:
     if not isinstance(error, Exception):
         raise error
-    fields = {"fields": {"part": part, "error": type(error).__name__}}
+    error_type = type(error).__name__
     if isinstance(error, GridlineError) and error.retryable:
-        log.info("work put off", extra=fields)
+        log.info("work put off", part=part, error=error_type)
     else:
-        log.error("work failed", extra=fields, exc_info=error)
+        log.error("work failed", part=part, error=error_type, exc_info=error)

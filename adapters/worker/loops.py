@@ -10,13 +10,13 @@ Nothing here decides anything: commands do.
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 
 import psycopg
+import structlog
 from pydantic import ValidationError
 
 from adapters import kafka
@@ -35,7 +35,7 @@ from adapters.worker.watchdogs import Watchdogs
 from domain.messages import PROGRESS_TOPIC, Heartbeat
 from domain.ports import Consumer
 
-log = logging.getLogger(__name__)
+log = structlog.stdlib.get_logger(__name__)
 
 ACTIVE_WORKER_LOCK = 0x6772_6964_6C69_6E65
 """The advisory lock of the active worker: "gridline" in ASCII."""
@@ -186,7 +186,7 @@ class ActiveWorker:
         try:
             beat = Heartbeat.model_validate_json(value)
         except ValidationError as error:
-            log.warning("unreadable heartbeat", extra={"fields": {"errors": error.error_count()}})
+            log.warning("unreadable heartbeat", errors=error.error_count())
             return
         self._fleet.hear(beat)
         self.wake()
@@ -305,7 +305,8 @@ async def _kept_up(name: str, loop: Loop) -> None:
         except Exception as error:
             log.warning(
                 "loop broke; it starts again",
-                extra={"fields": {"loop": name, "error": _kind(error)}},
+                loop=name,
+                error=_kind(error),
                 exc_info=error,
             )
         if time.monotonic() - began > STEADY_SECONDS:

@@ -6,8 +6,9 @@ only finds what is due. It deletes an object only where the log says that the re
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator
+
+import structlog
 
 from adapters.worker.fleet import SteadySeconds
 from adapters.worker.isolation import each
@@ -26,7 +27,7 @@ from domain.ports import Clock, Objects
 from domain.unit_of_work import CommandWriter, Handler, UnitOfWork
 from domain.work.batch import Batch
 
-log = logging.getLogger(__name__)
+log = structlog.stdlib.get_logger(__name__)
 
 PART = "watchdog"
 PURGE_SECONDS = 60.0
@@ -98,7 +99,7 @@ class Watchdogs:
 
     async def _delete(self, key: str) -> None:
         await self._objects.delete(key)
-        log.info("object swept", extra={"fields": {"key": key}})
+        log.info("object swept", key=key)
 
     async def _end_window(self, batch_id: str) -> None:
         context = system_context(PART, work_id=batch_id, causation="window")

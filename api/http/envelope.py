@@ -7,18 +7,18 @@ which can hold what a customer wrote.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from dataclasses import dataclass
 
+import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.errors import internal_error_response
 from api.http.metrics import Metrics
 
-log = logging.getLogger(__name__)
+log = structlog.stdlib.get_logger(__name__)
 
 SCOPE_KEY = "gridline.request"
 CLIENT_CLOSED = 499
@@ -84,14 +84,10 @@ class Envelope:
         )
         log.info(
             "request",
-            extra={
-                "fields": {
-                    "request_id": record.request_id,
-                    "route": record.route,
-                    "status": record.status,
-                    "ms": round(seconds * 1000),
-                }
-            },
+            request_id=record.request_id,
+            route=record.route,
+            status=record.status,
+            ms=round(seconds * 1000),
         )
 
     async def _answer_failure(
@@ -100,7 +96,8 @@ class Envelope:
         started = record.status != 0
         log.exception(
             "request failed",
-            extra={"fields": {"request_id": record.request_id, "route": record.route}},
+            request_id=record.request_id,
+            route=record.route,
         )
         # A begun answer is left unfinished: the server then closes the connection, which tells the
         # client that it is not whole.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
+import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,7 +11,7 @@ from api.http.json_response import json_response
 from domain.errors import Overloaded
 from projections.direct import runners
 
-log = logging.getLogger(__name__)
+log = structlog.stdlib.get_logger(__name__)
 
 
 async def healthz(_: Request, __: Api) -> Response:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
+import structlog
 from starlette.responses import Response
 
 from api.control import Call
@@ -16,7 +15,7 @@ from domain.errors import InvalidRequest, NotFound
 from projections.work import models
 from projections.work.models import ModelRow
 
-log = logging.getLogger(__name__)
+log = structlog.stdlib.get_logger(__name__)
 
 
 async def list_all(call: Call) -> Response:
@@ -73,4 +72,4 @@ async def _delete_objects(call: Call, keys: tuple[str, ...]) -> None:
         try:
             await call.api.control.objects.delete(key)
         except Exception:
-            log.exception("adapter file not deleted", extra={"fields": {"object_key": key}})
+            log.exception("adapter file not deleted", object_key=key)

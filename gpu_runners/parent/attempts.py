@@ -8,11 +8,12 @@ or forgotten.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+
+import structlog
 
 from adapters.settings import Settings
 from domain.messages import (
@@ -39,7 +40,7 @@ STORE_WAIT_SECONDS = 0.5
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class RunningAttempt:
         try:
             await self.publish(report)
         except Exception as error:  # noqa: BLE001 - the broker's trouble; progress may be lost
-            logger.warning("progress not sent", extra=error_fields(error))
+            logger.warning("progress not sent", error=type(error).__name__)
 
 
 async def with_store_retries(work: Callable[[], Awaitable[T]]) -> T:
@@ -113,11 +114,6 @@ async def with_store_retries(work: Callable[[], Awaitable[T]]) -> T:
         except (ObjectMissing, DigestMismatch):
             raise
         except Exception as error:  # noqa: BLE001 - each store has its own errors
-            logger.warning("object store trouble", extra=error_fields(error))
+            logger.warning("object store trouble", error=type(error).__name__)
             await asyncio.sleep(STORE_WAIT_SECONDS * 2**again)
     return await work()
-
-
-def error_fields(error: BaseException) -> dict[str, dict[str, str]]:
-    """What the log says of an error: its type, never its text, which may quote data."""
-    return {"fields": {"error": type(error).__name__}}

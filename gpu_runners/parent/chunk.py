@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import structlog
 
 from domain.messages import (
     AdapterRef,
@@ -30,7 +31,7 @@ from domain.messages import (
 )
 from domain.ports import ObjectMissing, Objects
 from gpu_runners.parent.adapter_cache import DigestMismatch
-from gpu_runners.parent.attempts import RunningAttempt, error_fields, with_store_retries
+from gpu_runners.parent.attempts import RunningAttempt, with_store_retries
 from gpu_runners.parent.child import Child, ChildGone
 from gpu_runners.parent.results import (
     RequestLine,
@@ -51,7 +52,7 @@ IN_FLIGHT_AFTER_DEATH_MAX = 8
 SILENCE_SECONDS_MAX = 600.0
 """A working engine says something every few seconds."""
 
-logger = logging.getLogger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 
 async def run_chunk(running: RunningAttempt, task: BatchChunkTask) -> ChunkFinished | AttemptFailed:
@@ -66,7 +67,7 @@ async def run_chunk(running: RunningAttempt, task: BatchChunkTask) -> ChunkFinis
                 async with _adapter_directories(running, task) as adapters:
                     await _ChunkRun(running, task, adapters, lines, files).run()
             except (ChildGone, EngineLoadFailed, WeightsUnavailable) as error:
-                logger.warning("engine failed", extra=error_fields(error))
+                logger.warning("engine failed", error=type(error).__name__)
                 return AttemptFailed(
                     code="engine_failed", message="The engine failed while it ran these lines."
                 )
@@ -201,7 +202,7 @@ class _ChunkRun:
                     window = IN_FLIGHT_AFTER_DEATH_MAX if run else IN_FLIGHT_MAX
                     await self._run_once(slot, in_flight_max=window)
                 except ChildGone as gone:
-                    logger.warning("engine child died", extra={"fields": {"killed": gone.killed}})
+                    logger.warning("engine child died", killed=gone.killed)
                     await slot.stop()
                     self._count_deaths()
                 else:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+import structlog
 from pydantic import ValidationError
 
 from adapters.settings import Settings
@@ -36,7 +36,7 @@ from domain.messages import (
 )
 from domain.ports import Clock, Consumer, Objects, Producer, Record
 from gpu_runners.parent.adapter_cache import AdapterCache
-from gpu_runners.parent.attempts import FinalBody, RunningAttempt, Tools, error_fields
+from gpu_runners.parent.attempts import FinalBody, RunningAttempt, Tools
 from gpu_runners.parent.chunk import run_chunk
 from gpu_runners.parent.slots import EngineSlot, EngineSlots
 from gpu_runners.parent.training_run import run_training
@@ -68,7 +68,7 @@ TASK_RUNS: dict[TaskKind, TaskRun] = {
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 
 class _Remembered(Generic[T]):
@@ -194,14 +194,14 @@ class Runner:
         try:
             await self._producer.send(RUNNERS_TOPIC, key=self._id, value=value)
         except Exception as error:  # noqa: BLE001 - the broker's trouble; the next one may pass
-            logger.warning("heartbeat not sent", extra=error_fields(error))
+            logger.warning("heartbeat not sent", error=type(error).__name__)
 
     async def _consume(self) -> None:
         while True:
             try:
                 records = await self._consumer.poll(timeout_seconds=POLL_SECONDS)
             except Exception as error:  # noqa: BLE001 - the broker's trouble; the log is sent again
-                logger.warning("work not read", extra=error_fields(error))
+                logger.warning("work not read", error=type(error).__name__)
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             for record in records:
@@ -211,7 +211,7 @@ class Runner:
         try:
             message = WORK_MESSAGE.validate_json(record.value)
         except ValidationError:
-            logger.warning("unreadable work message", extra={"fields": {"offset": record.offset}})
+            logger.warning("unreadable work message", offset=record.offset)
             return
         if message.attempt.runner_id != self._id:
             return
@@ -270,10 +270,10 @@ class Runner:
         fields = {"work_id": running.attempt.work_id, "chunk": running.attempt.chunk}
         try:
             async with self._room[kind]:
-                logger.info("attempt started", extra={"fields": fields})
+                logger.info("attempt started", **fields)
                 body = await TASK_RUNS[kind].run(running, message.task)
         except Exception:
-            logger.warning("attempt broke", exc_info=True, extra={"fields": fields})
+            logger.warning("attempt broke", exc_info=True, **fields)
             body = AttemptFailed(
                 code=TASK_RUNS[kind].failure_code,
                 message="The runner could not finish this work.",
@@ -281,7 +281,7 @@ class Runner:
         await running.settle()
         report = running.report(body)
         self._ended.add(running.attempt, report)
-        logger.info("attempt ended", extra={"fields": {**fields, "result": body.type}})
+        logger.info("attempt ended", **fields, result=body.type)
         await self._send_surely(report)
 
     async def _publish(self, report: Report) -> None:
@@ -296,7 +296,7 @@ class Runner:
                 async with asyncio.timeout(SEND_SECONDS_MAX):
                     await self._publish(report)
             except Exception as error:  # noqa: BLE001 - the broker's trouble, whatever it is
-                logger.warning("report not sent", extra=error_fields(error))
+                logger.warning("report not sent", error=type(error).__name__)
                 await asyncio.sleep(wait_seconds)
                 wait_seconds = min(wait_seconds * 2, SEND_WAIT_SECONDS_MAX)
             else:

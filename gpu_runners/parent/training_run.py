@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 from domain.messages import (
     AttemptFailed,
@@ -38,7 +39,7 @@ OVERTIME_SECONDS = 120.0
 
 TrainResult = TrainFinished | TrainCancelled | AttemptFailed
 
-logger = logging.getLogger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 
 async def run_training(running: RunningAttempt, task: TrainTask) -> TrainResult:

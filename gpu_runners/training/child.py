@@ -11,7 +11,6 @@ output.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -19,10 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+import structlog
 import torch
 from pydantic import TypeAdapter
 from transformers.utils import logging as transformers_logging
 
+from adapters.telemetry import configure_logging
 from domain.catalog import base_model
 from domain.errors import GridlineError
 from domain.messages import TrainProgress, TrainTask
@@ -35,7 +36,7 @@ from gpu_runners.weights.store import Weights
 _TASK = TypeAdapter(TrainTask)
 _NO_MEMORY = "Training failed: it ran out of memory. Lower max_seq_length or lora_rank."
 
-logger = logging.getLogger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 
 class Voice:
@@ -85,6 +86,7 @@ class Voice:
 def main() -> None:
     """Serves one order and ends the process."""
     die_with_parent()
+    configure_logging("training", level="INFO")
     voice = Voice(take_standard_output())
     operations = read_operations()
     order = operations.get()

@@ -7,6 +7,7 @@ import socket
 
 import openai
 import pytest
+from structlog.testing import capture_logs
 
 from api.http import json_body
 from api.routes.not_offered import INSTEAD
@@ -217,29 +218,24 @@ def test_a_refusal_names_what_was_sent_but_not_a_megabyte_of_it(
 
 
 def test_our_own_mistake_is_500_without_detail(
-    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object, **__: object) -> None:
         raise RuntimeError("MARKER-7391")
 
     monkeypatch.setattr(type(served.plane), "read", broken)
-    with served.http() as http:
+    with capture_logs() as logged, served.http() as http:
         answer = http.get("/openai/v1/models")
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
     assert "MARKER" not in answer.text
-    assert answer.headers["x-request-id"] in [
-        getattr(record, "fields", {}).get("request_id") for record in caplog.records
-    ]
+    assert answer.headers["x-request-id"] in [entry.get("request_id") for entry in logged]
 
 
-def test_no_key_path_or_query_reaches_the_log(
-    served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("DEBUG", logger="api")
-    with served.http() as http:
+def test_no_key_path_or_query_reaches_the_log(served: Served) -> None:
+    with capture_logs() as entries, served.http() as http:
         http.get("/openai/v1/files/file-MARKER-7391?x=MARKER-7391")
         http.get("/openai/v1/models/MARKER-7391")
-    logged = [str(record.__dict__) for record in caplog.records if record.name.startswith("api")]
+    logged = [str(entry) for entry in entries]
     assert any("GET /openai/v1/files/{file_id}" in line for line in logged)
     digest = hashlib.sha256(served.tenant.key.encode()).hexdigest()
     for secret in (served.tenant.key, digest, "MARKER-7391"):
