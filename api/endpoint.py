@@ -41,9 +41,11 @@ class _Endpoint:
             response = method_not_allowed(request.method, allowed=tuple(self._handlers))
         else:
             api: Api = request.app.state.api
+            caller = await authenticate(request, api)
+            record.account_id, record.key_id = caller.account_id, caller.key_id
             call = Call(
                 request=request,
-                caller=await authenticate(request, api),
+                caller=caller,
                 api=api,
                 route=record.route,
                 request_id=record.request_id,

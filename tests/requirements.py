@@ -816,7 +816,7 @@ REQUIREMENTS = (
     Requirement("F-288", "Any other account is answered not found.",
                 held_by=(FILES + "another_accounts_files_answer_as_unknown_ones", FINE_TUNING + "a_succeeded_job_has_a_model_a_checkpoint_and_an_adapter", BATCH_FILE + "a_model_of_nobody_and_one_of_somebody_else_answer_alike",)),
     Requirement("F-289", "Rows are never logged; a refused file names line and fixed code, never content.",
-                held_by=(FILES + "a_bad_line_is_named_and_never_quoted", BATCH_FILE + "no_fault_quotes_the_line", ERRORS + "no_key_path_or_query_reaches_the_log",)),
+                held_by=(FILES + "a_bad_line_is_named_and_never_quoted", BATCH_FILE + "no_fault_quotes_the_line", ERRORS + "no_row_key_path_or_query_reaches_the_log",)),
     Requirement("F-290", "Job events carry counts and losses, never rows.", later="no test yet"),
     Requirement("F-291", "A fine-tune file is kept 30 days after upload; the owner can delete it sooner.",
                 held_by=(FILES + "the_sdk_uploads_lists_downloads_and_deletes_a_file", WORKER_BATCHES + "files_past_their_time_are_forgotten_with_their_bytes",)),

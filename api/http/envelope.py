@@ -32,6 +32,17 @@ class RequestRecord:
     request_id: str
     route: str = "unknown"
     status: int = 0
+    account_id: str | None = None
+    key_id: str | None = None
+
+    def logged(self) -> dict[str, object]:
+        """Which request it is, as the log names it: ids and the route's template only."""
+        return {
+            "request_id": self.request_id,
+            "route": self.route,
+            "account_id": self.account_id,
+            "key_id": self.key_id,
+        }
 
 
 def new_request_id() -> str:
@@ -82,23 +93,13 @@ class Envelope:
         self._metrics.observe(
             method=scope["method"], route=record.route, status=record.status, seconds=seconds
         )
-        log.info(
-            "request",
-            request_id=record.request_id,
-            route=record.route,
-            status=record.status,
-            ms=round(seconds * 1000),
-        )
+        log.info("request", **record.logged(), status=record.status, ms=round(seconds * 1000))
 
     async def _answer_failure(
         self, scope: Scope, receive: Receive, send: Send, record: RequestRecord
     ) -> None:
         started = record.status != 0
-        log.exception(
-            "request failed",
-            request_id=record.request_id,
-            route=record.route,
-        )
+        log.exception("request failed", **record.logged())
         # A begun answer is left unfinished: the server then closes the connection, which tells the
         # client that it is not whole.
         if not started:

@@ -1,51 +1,44 @@
-"""Counts of requests in Prometheus' text form.
+"""Counts of requests, for Prometheus.
 
-Written by the envelope, read by `GET /metrics`; one process's own numbers. Labels are route
-templates, so that their number is bounded.
+Written by the envelope, read by `GET /metrics`; one process's own numbers, in a registry of its
+own. Labels are route templates, so that their number is bounded.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 BUCKET_SECONDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Metrics:
-    """Used on the event loop only."""
+    """Of one application."""
 
     def __init__(self) -> None:
-        self._requests: Counter[tuple[str, str, int]] = Counter()
-        self._buckets: Counter[tuple[str, float]] = Counter()
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._observed: Counter[str] = Counter()
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._requests = Counter(
+            "gridline_http_requests",
+            "Requests that were answered, or broken off (status 499).",
+            ("method", "route", "status"),
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "gridline_http_request_seconds",
+            "From the end of a request's head to the end of its answer.",
+            ("route",),
+            buckets=BUCKET_SECONDS,
+            registry=self._registry,
+        )
 
     def observe(self, *, method: str, route: str, status: int, seconds: float) -> None:
         """One finished request."""
         known = method if method in ("GET", "HEAD", "POST", "DELETE") else "other"
-        self._requests[known, route, status] += 1
-        for bound in BUCKET_SECONDS:
-            if seconds <= bound:
-                self._buckets[route, bound] += 1
-        self._seconds[route] += seconds
-        self._observed[route] += 1
+        self._requests.labels(method=known, route=route, status=status).inc()
+        self._seconds.labels(route=route).observe(seconds)
 
-    def render(self) -> str:
+    def render(self) -> bytes:
         """Prometheus' text exposition format, version 0.0.4."""
-        lines = ["# TYPE gridline_http_requests_total counter"]
-        lines += [
-            f'gridline_http_requests_total{{method="{method}",route="{route}",status="{status}"}} '
-            f"{count}"
-            for (method, route, status), count in sorted(self._requests.items())
-        ]
-        lines.append("# TYPE gridline_http_request_seconds histogram")
-        name = "gridline_http_request_seconds"
-        for route, count in sorted(self._observed.items()):
-            lines += [
-                f'{name}_bucket{{route="{route}",le="{bound}"}} {self._buckets[route, bound]}'
-                for bound in BUCKET_SECONDS
-            ]
-            lines.append(f'{name}_bucket{{route="{route}",le="+Inf"}} {count}')
-            lines.append(f'{name}_sum{{route="{route}"}} {self._seconds[route]:.6f}')
-            lines.append(f'{name}_count{{route="{route}"}} {count}')
-        return "\n".join(lines) + "\n"
+        return generate_latest(self._registry)

@@ -1,22 +1,35 @@
 """Reads multipart/form-data as it arrives, part by part, without holding a file in memory.
 
-Called by the upload route alone. Starlette's parser turns a file part without a filename into a
+Called by the upload route alone. Starlette's own way turns a file part without a filename into a
 text field and fails it at 1 MiB, and spools before anything can be checked; here each part is a
-stream, whatever its name or order. The parser never looks at what a part holds.
+stream, whatever its name or order. The `multipart` package finds the parts; this module gives it
+the body's pieces and bounds them. It never looks at what a part holds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from domain.errors import InvalidRequest, RequestTimeout
+from multipart import (
+    MultipartError,
+    MultipartSegment,
+    ParserLimitReached,
+    PushMultipartParser,
+    content_disposition_unquote,
+    parse_options_header,
+)
+
+from domain.errors import FileTooLarge, InvalidRequest, RequestTimeout
 
 HEADER_BYTES_MAX = 16 * 1024
-"""Of one part. A filename of 4 KB fits, an endless header does not."""
+"""Of one header of a part. A filename of 4 KB fits, an endless header does not."""
+HEADERS_MAX = 16
+"""Of one part."""
 FIELD_BYTES_MAX = 64 * 1024
 """Of a text field."""
 BOUNDARY_CHARACTERS_MAX = 200
@@ -27,7 +40,8 @@ DEFAULT_FILENAME = "upload"
 IDLE_SECONDS_MAX = 600.0
 """Between two pieces; the SDKs give up a write after as long. The whole may take hours."""
 
-_PARAMETER = re.compile(r';\s*([\w*!#$%&\'+.^`|~-]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)')
+_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
+_EXTENDED_FILENAME = re.compile(r";\s*filename\*\s*=\s*([^;\s]+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +55,10 @@ class PartHead:
 
 def boundary_of(content_type: str) -> bytes:
     """The boundary in a Content-Type header. Raises InvalidRequest."""
-    kind, _, _ = content_type.partition(";")
-    if kind.strip().lower() != "multipart/form-data":
+    kind, parameters = parse_options_header(content_type)
+    if kind != "multipart/form-data":
         raise InvalidRequest("Send the upload as multipart/form-data.")
-    boundary = _parameters(content_type).get("boundary", "")
+    boundary: str = parameters.get("boundary", "")
     if not 1 <= len(boundary) <= BOUNDARY_CHARACTERS_MAX:
         raise InvalidRequest("The Content-Type header has no usable boundary.")
     return boundary.encode("latin-1", "replace")
@@ -61,52 +75,43 @@ def bare_filename(sent: str | None) -> str:
 class MultipartReader:
     """Walks a body: `next_part`, then that part's `data` or `text` to its end, and again.
 
-    Raises InvalidRequest where the body is not multipart or ends early, RequestTimeout where it
-    stops coming.
+    Raises InvalidRequest where the body is not multipart or ends early, FileTooLarge where it is
+    larger than `bytes_max`, RequestTimeout where it stops coming.
     """
 
-    def __init__(self, stream: AsyncIterator[bytes], *, boundary: bytes) -> None:
+    def __init__(self, stream: AsyncIterator[bytes], *, boundary: bytes, bytes_max: int) -> None:
         self._stream = stream
-        self._delimiter = b"\r\n--" + boundary
-        # The first delimiter may stand at the very start of the body.
-        self._buffer = b"\r\n"
-        self._in_part = True
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._parser = PushMultipartParser(
+            boundary,
+            max_header_size=HEADER_BYTES_MAX,
+            max_header_count=HEADERS_MAX,
+            header_charset="latin-1",
+        )
+        self._events: Iterator[MultipartSegment | bytes | None] = iter(())
+        self._in_part = False
         self._ended = False
 
     async def next_part(self) -> PartHead | None:
         """The next part's head, or None after the last. What is left of the current part is
-        skipped; before the first part, the preamble is."""
+        skipped."""
         async for _ in self.data():
             pass
-        while len(self._buffer) < 2:
-            await self._more()
-        if self._buffer.startswith(b"--"):
+        segment = await self._next_event()
+        if segment is None:
             return None
-        line_end = await self._find(b"\r\n", within_bytes=HEADER_BYTES_MAX)
-        if self._buffer[:line_end].strip(b" \t"):
-            raise InvalidRequest("The multipart body has a malformed boundary line.")
-        # Kept: a part without headers begins with the empty line's CRLF.
-        self._buffer = self._buffer[line_end:]
-        head_end = await self._find(b"\r\n\r\n", within_bytes=HEADER_BYTES_MAX)
-        head = _part_head(self._buffer[:head_end])
-        self._buffer = self._buffer[head_end + 4 :]
         self._in_part = True
-        return head
+        return _part_head(segment)
 
     async def data(self) -> AsyncIterator[bytes]:
-        """What is left of the current part, up to its delimiter, which is consumed."""
-        keep = len(self._delimiter) - 1
+        """What is left of the current part."""
         while self._in_part:
-            at = self._buffer.find(self._delimiter)
-            if at >= 0:
-                piece, self._buffer = self._buffer[:at], self._buffer[at + keep + 1 :]
+            piece = await self._next_event()
+            if piece is None:
                 self._in_part = False
             else:
-                piece, self._buffer = self._buffer[:-keep], self._buffer[-keep:]
-            if piece:
                 yield piece
-            if at < 0:
-                await self._more()
 
     async def text(self, name: str) -> str:
         """A text field. Raises InvalidRequest naming it if it is too long or no UTF-8."""
@@ -123,24 +128,35 @@ class MultipartReader:
     async def drain(self, *, bytes_max: int) -> bool:
         """Reads and drops what is left of the body, so that the client has sent all before it is
         answered; whether the end was reached within the bound."""
-        self._buffer = b""
         dropped = 0
         while not self._ended and dropped <= bytes_max:
             dropped += len(await self._next_chunk())
         return self._ended
 
-    async def _find(self, mark: bytes, *, within_bytes: int) -> int:
-        while (at := self._buffer.find(mark)) < 0 and len(self._buffer) <= within_bytes:
-            await self._more()
-        if not 0 <= at <= within_bytes:
-            raise InvalidRequest("The headers of a part are too long.")
-        return at
+    async def _next_event(self) -> Any:
+        """What the parser finds next: a part's head, a piece of it, or None at its end and at that
+        of the body."""
+        try:
+            while True:
+                for event in self._events:
+                    return event
+                chunk = await self._next_chunk()
+                if self._ended:
+                    return self._parser.close()
+                self._count(len(chunk))
+                # The parser takes an empty chunk for the end.
+                self._events = iter(self._parser.parse(chunk) if chunk else ())
+        except ParserLimitReached:
+            raise InvalidRequest("The headers of a part are too long.") from None
+        except MultipartError as error:
+            raise InvalidRequest(f"The multipart body cannot be read: {error.args[0]}.") from None
 
-    async def _more(self) -> None:
-        chunk = await self._next_chunk()
-        if self._ended:
-            raise InvalidRequest("The multipart body ends before its closing boundary.")
-        self._buffer += chunk
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        if self._bytes > self._bytes_max:
+            raise FileTooLarge(
+                f"The multipart body is larger than {self._bytes_max:,} bytes.", param="file"
+            )
 
     async def _next_chunk(self) -> bytes:
         if self._ended:
@@ -157,44 +173,29 @@ class MultipartReader:
             ) from None
 
 
-def _part_head(raw: bytes) -> PartHead:
-    headers: dict[str, str] = {}
-    for line in _decoded(raw).split("\r\n"):
-        name, colon, value = line.partition(":")
-        if colon:
-            headers[name.strip().lower()] = value.strip()
-    disposition = headers.get("content-disposition", "")
-    parameters = _parameters(disposition)
-    if not disposition.lower().startswith("form-data") or "name" not in parameters:
+def _part_head(segment: MultipartSegment) -> PartHead:
+    header = _decoded(segment["Content-Disposition"])
+    _, parameters = parse_options_header(header, unquote=content_disposition_unquote)
+    if "name" not in parameters:
         raise InvalidRequest("A part has no Content-Disposition: form-data header with a name.")
+    extended = _EXTENDED_FILENAME.search(_QUOTED.sub('""', header))
     return PartHead(
         name=parameters["name"],
-        filename=parameters.get("filename*", parameters.get("filename")),
-        transfer_encoding=headers.get("content-transfer-encoding", "binary").lower(),
+        filename=_extended(extended.group(1)) if extended else parameters.get("filename"),
+        transfer_encoding=segment.header("Content-Transfer-Encoding", "binary").strip().lower(),
     )
 
 
-def _decoded(raw: bytes) -> str:
+def _decoded(header: str) -> str:
+    """The parser is told Latin-1, which takes any bytes; most clients send UTF-8."""
     try:
-        return raw.decode()
+        return header.encode("latin-1").decode()
     except UnicodeDecodeError:
-        return raw.decode("latin-1")
-
-
-def _parameters(header: str) -> dict[str, str]:
-    """The parameters after the first `;`, names in lower case; `name*` as RFC 5987 encodes it."""
-    found: dict[str, str] = {}
-    for name, raw in _PARAMETER.findall(header):
-        value = raw.strip()
-        if value.startswith('"'):
-            value = re.sub(r'\\(["\\])', r"\1", value[1:-1])
-        if name.endswith("*"):
-            value = _extended(value)
-        found.setdefault(name.lower(), value)
-    return found
+        return header
 
 
 def _extended(value: str) -> str:
+    """RFC 5987's form: charset, language, percent-encoded text."""
     charset, _, rest = value.partition("'")
     raw = unquote_to_bytes(rest.partition("'")[2])
     encoding = "latin-1" if charset.lower() == "iso-8859-1" else "utf-8"

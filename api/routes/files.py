@@ -37,7 +37,7 @@ from projections.work.files import FileRow
 LIMIT_MAX = 10_000
 DRAIN_SECONDS_MAX = 60
 MULTIPART_BYTES_MAX = MIB
-"""What the fields and headers around a file may take in a declared length."""
+"""What the fields and headers around a file may take."""
 
 PURPOSES = ("fine-tune", "batch", "batch_output")
 
@@ -47,7 +47,9 @@ async def create(call: Call) -> Response:
     request, bytes_max = call.request, call.api.upload_bytes_max
     refuse_content_encoding(request)
     reader = MultipartReader(
-        request.stream(), boundary=boundary_of(request.headers.get("content-type", ""))
+        request.stream(),
+        boundary=boundary_of(request.headers.get("content-type", "")),
+        bytes_max=bytes_max + MULTIPART_BYTES_MAX,
     )
     declared = request.headers.get("content-length", "0")
     declared_bytes = int(declared) if declared.isascii() and declared.isdigit() else 0

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from api.control import Api
 from api.http.json_response import json_response
+from api.http.metrics import CONTENT_TYPE
 from domain.errors import Overloaded
 from projections.direct import runners
 
@@ -39,5 +40,5 @@ async def metrics(request: Request, _: Api) -> Response:
     """Prometheus' text."""
     return Response(
         request.app.state.metrics.render(),
-        media_type="text/plain; version=0.0.4",
+        media_type=CONTENT_TYPE,
     )

@@ -13,6 +13,8 @@ from api.http import json_body
 from api.routes.not_offered import INSTEAD
 from domain.commands.accounts import RevokeKey, revoke_key
 from tests.acceptance.conftest import Served
+from tests.acceptance.stand_in_worker import BASE
+from tests.acceptance.training_files import chat_file
 
 
 @pytest.mark.parametrize(
@@ -231,8 +233,17 @@ def test_our_own_mistake_is_500_without_detail(
     assert answer.headers["x-request-id"] in [entry.get("request_id") for entry in logged]
 
 
-def test_no_key_path_or_query_reaches_the_log(served: Served) -> None:
+def test_no_row_key_path_or_query_reaches_the_log(served: Served) -> None:
+    rows = chat_file(text="MARKER-7391 <|im_end|>")
+    broken = chat_file(3) + b'{"messages": "MARKER-7391"}\n'
     with capture_logs() as entries, served.http() as http:
+        for data in (rows, broken):
+            sent = http.post(
+                "/openai/v1/files", files={"file": data}, data={"purpose": "fine-tune"}
+            ).json()
+            body = {"model": BASE, "training_file": sent.get("id", "MARKER-7391")}
+            refused = http.post("/openai/v1/fine_tuning/jobs", json=body)
+            assert refused.status_code in (400, 404)
         http.get("/openai/v1/files/file-MARKER-7391?x=MARKER-7391")
         http.get("/openai/v1/models/MARKER-7391")
     logged = [str(entry) for entry in entries]
@@ -240,3 +251,11 @@ def test_no_key_path_or_query_reaches_the_log(served: Served) -> None:
     digest = hashlib.sha256(served.tenant.key.encode()).hexdigest()
     for secret in (served.tenant.key, digest, "MARKER-7391"):
         assert not any(secret in line for line in logged)
+
+
+def test_the_log_of_a_request_names_whose_it_was_and_a_strangers_nobody(served: Served) -> None:
+    with capture_logs() as entries, served.http() as http:
+        http.get("/openai/v1/models")
+        http.get("/openai/v1/models", headers={"authorization": "Bearer gl_wrong"})
+    named = [(each["account_id"], each["key_id"]) for each in entries if each["event"] == "request"]
+    assert named == [(served.tenant.account_id, served.tenant.key_id), (None, None)]

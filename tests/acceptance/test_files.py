@@ -17,6 +17,7 @@ from domain.commands.batches import FailBatch, fail_batch
 from domain.work.batch import LineError
 from tests.acceptance.conftest import UPLOAD_BYTES_MAX, Served
 from tests.acceptance.training_files import chat_file
+from tests.unit.case_files import case_bytes
 
 BOUNDARY = "multipart/form-data; boundary=B"
 
@@ -96,6 +97,25 @@ def test_the_order_of_parts_and_their_framing_do_not_matter(
         sent = http.get(f"/openai/v1/files/{created['id']}/content")
     assert sent.content == chat_file()
     assert "filename*=UTF-8''%E8%A8%93%E7%B7%B4.jsonl" in sent.headers["content-disposition"]
+
+
+@pytest.mark.parametrize(
+    ("case", "filename"),
+    [
+        ("star.txt", "訓練 data.jsonl"),
+        ("no-filename.txt", "upload"),
+        ("file-first.txt", "t.jsonl"),
+        ("traversal.txt", 'x"y.jsonl'),
+    ],
+)
+def test_names_come_in_every_form_that_clients_send(
+    served: Served, case: str, filename: str
+) -> None:
+    body = case_bytes("multipart", case)
+    with served.http() as http:
+        answer = http.post("/openai/v1/files", content=body, headers={"content-type": BOUNDARY})
+    assert answer.status_code == 200
+    assert (answer.json()["filename"], answer.json()["gridline"]["rows"]) == (filename, 12)
 
 
 def test_a_file_part_without_a_filename_is_a_file(served: Served) -> None:

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.http.multipart import MultipartReader, bare_filename, boundary_of
-from domain.errors import InvalidRequest
+from domain.errors import FileTooLarge, InvalidRequest
 
 BOUNDARY = b"B"
+BYTES_MAX = 100_000
 Parts = list[tuple[str, str | None, bytes]]
 
 
@@ -24,7 +25,7 @@ async def _in_pieces(body: bytes, sizes: list[int]) -> AsyncIterator[bytes]:
 
 
 async def _read(body: bytes, sizes: list[int] | None = None) -> Parts:
-    reader = MultipartReader(_in_pieces(body, sizes or []), boundary=BOUNDARY)
+    reader = MultipartReader(_in_pieces(body, sizes or []), boundary=BOUNDARY, bytes_max=BYTES_MAX)
     found: Parts = []
     while (head := await reader.next_part()) is not None:
         data = b"".join([piece async for piece in reader.data()])
@@ -66,7 +67,7 @@ async def test_what_stands_before_the_first_and_after_the_last_boundary_is_no_pa
 
 async def test_a_part_that_is_skipped_does_not_hide_the_next() -> None:
     body = _body([(b'name="file"', b"x" * 1000), (b'name="purpose"', b"batch")])
-    reader = MultipartReader(_in_pieces(body, [10] * 50), boundary=BOUNDARY)
+    reader = MultipartReader(_in_pieces(body, [10] * 50), boundary=BOUNDARY, bytes_max=BYTES_MAX)
     names = []
     while (head := await reader.next_part()) is not None:
         names.append(head.name)
@@ -83,6 +84,8 @@ async def test_a_part_that_is_skipped_does_not_hide_the_next() -> None:
         ('name="file"; filename="訓練.jsonl"'.encode(), "訓練.jsonl"),
         (b'name="file"; filename="../../etc/x\\"y.jsonl"', 'x"y.jsonl'),
         (b'name="file"; filename="C:\\Users\\kim\\train.jsonl"', "train.jsonl"),
+        (b'name="file"; filename="a%22b.jsonl"', 'a"b.jsonl'),
+        (b'name="file"; filename="x; filename*=utf-8\'\'y"', "x; filename*=utf-8''y"),
         (b'name="file"; filename=""', "upload"),
         (b'name="file"; filename=".."', "upload"),
         (b'name="file"', "upload"),
@@ -92,6 +95,12 @@ async def test_a_part_that_is_skipped_does_not_hide_the_next() -> None:
 async def test_filenames_are_decoded_and_bare(disposition: bytes, filename: str) -> None:
     [(_, sent, _)] = await _read(_body([(disposition, b"x")]))
     assert bare_filename(sent) == filename
+
+
+async def test_a_body_without_end_is_refused_wherever_its_bytes_are() -> None:
+    for endless in (b"hello\r\n" * 20_000, _body([(b'name="file"', b"x")]) + b"bye" * 40_000):
+        with pytest.raises(FileTooLarge):
+            await _read(endless, [1_000] * 200)
 
 
 def test_a_long_filename_is_cut_at_a_whole_character() -> None:

@@ -39,5 +39,5 @@ def test_requests_are_counted_by_route_and_never_by_path(served: Served) -> None
         'gridline_http_requests_total{method="GET",route="GET /openai/v1/files/{file_id}",'
         'status="404"}'
     ) in counted
-    assert 'gridline_http_request_seconds_bucket{route="unknown",le="+Inf"}' in counted
+    assert 'gridline_http_request_seconds_bucket{le="+Inf",route="unknown"}' in counted
     assert "MARKER" not in counted
