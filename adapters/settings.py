@@ -64,8 +64,6 @@ class Settings:
     """How often a runner says what it does."""
     lease_seconds: float = 30.0
     """A runner unheard of for this long has lost its work."""
-    drain_seconds: float = 600.0
-    """How long a runner that was asked to stop goes on with what it runs; then it hands it over."""
     scheduler_tick_seconds: float = 0.5
     """How often the worker looks for work to start, send, send again or give up."""
     progress_seconds: float = 5.0

@@ -1,8 +1,7 @@
 """Starts one runner: `python -m gpu_runners`, which `gridlined runner` and the supervisor call.
 
 The runner's small composition root: settings from the environment, Kafka, the object store and the
-weights. It needs no database and imports no model library. SIGTERM or Ctrl-C drains it, a second
-one ends it at once; where it cannot go on it ends with an error, to be started anew.
+weights. It needs no database and imports no model library; SIGTERM or Ctrl-C ends it in order.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import signal
 from pathlib import Path
 
 from adapters.clock import RandomIds, clock_of
-from adapters.kafka import answers, ensure_topics, producer, runner_consumer
+from adapters.kafka import ensure_topics, producer, runner_consumer
 from adapters.objects import open_store
 from adapters.settings import Settings, process_environment
 from adapters.telemetry import configure_logging
@@ -23,8 +22,7 @@ from gpu_runners.weights.store import Weights
 
 
 async def serve(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT. Raises KafkaUnusable when the broker never answers, and
-    RunnerBroken."""
+    """Runs until SIGTERM or SIGINT. Raises KafkaUnusable when the broker never answers."""
     runner_id = RandomIds().new(RUNNER)
     await ensure_topics(settings)
     sender = await producer(settings)
@@ -42,11 +40,10 @@ async def serve(settings: Settings) -> None:
             weights=weights,
             weights_root=weights_root,
             bases=tuple(CATALOG) if settings.engine == "echo" else weights.available(),
-            broker_answers=lambda: answers(settings.kafka_bootstrap),
         ) as runner:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, runner.drain)
+                loop.add_signal_handler(number, runner.stop)
             await runner.run()
     finally:
         await consumer.stop()

@@ -71,6 +71,7 @@ class Book:
     key_days: dict[tuple[str, date], list[int]] = field(
         default_factory=lambda: defaultdict(lambda: [0, 0])
     )
+    key_totals: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     key_accounts: dict[str, str] = field(default_factory=dict)
     charged_by_keys: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     platform_failures: set[str] = field(default_factory=set)
@@ -224,6 +225,7 @@ class Book:
         bucket = self.key_days[event.originator_id, event.day]
         bucket[0] += charged
         bucket[1] += held
+        self.key_totals[event.originator_id] += charged + held
         self._note_in_command(moved=True)
 
     # Work -----------------------------------------------------------------------------------

@@ -12,11 +12,13 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import date
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime
 from typing import Any
 
-from adapters.audit.book import Book, HoldEntry
+from adapters.audit.book import Book, Finding, HoldEntry
+from adapters.audit.history import History
+from adapters.audit.objects import compare_objects
 from adapters.audit.read_models import DerivedReadModels, follower_positions
 from adapters.audit.rows import compare_journal, compare_rows
 from adapters.event_log import snapshots
@@ -33,6 +35,7 @@ from domain.ledger.money import usd_text
 from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import PriceList
 from domain.ledger.receipt import Receipt
+from domain.ports import Objects
 from domain.work.batch import Batch
 from domain.work.fine_tuning_job import FineTuningJob
 
@@ -84,6 +87,8 @@ class AuditReport:
     held_nano_usd: int
     charged_nano_usd: int
     differences: tuple[Difference, ...]
+    objects: int | None = None
+    """How many objects were read; None where that was not asked for."""
 
     @property
     def passed(self) -> bool:
@@ -100,6 +105,7 @@ class AuditReport:
             f"{usd_text(self.available_nano_usd)} + held {usd_text(self.held_nano_usd)} + charged "
             f"{usd_text(self.charged_nano_usd)}",
             f"holds: {self.holds}, {self.open_holds} open; receipts: {self.receipts}",
+            *(() if self.objects is None else (f"objects: {self.objects} read",)),
             *(f"{each.rule}: {each.subject}: {each.message}" for each in self.differences),
             verdict,
         )
@@ -120,6 +126,7 @@ class AuditReport:
             "available_usd": usd_text(self.available_nano_usd),
             "held_usd": usd_text(self.held_nano_usd),
             "charged_usd": usd_text(self.charged_nano_usd),
+            "objects": self.objects,
             "differences": [
                 {"rule": each.rule, "subject": each.subject, "message": each.message}
                 for each in self.differences
@@ -137,10 +144,13 @@ def wait_for_followers(connection: Connection, *, patience_seconds: float) -> in
     return end
 
 
-def verify(connection: Connection, *, followed_through: int | None = None) -> AuditReport:
+def verify(
+    connection: Connection, *, now: datetime | None = None, followed_through: int | None = None
+) -> AuditReport:
     """Replays the log that `connection` (in autocommit) sees and compares all that is derived from
-    it. Followers must have come to `followed_through`, or else to the log's end. Raises nothing of
-    its own: whatever is wrong is a difference of the report."""
+    it. Followers must have come to `followed_through`, or else to the log's end; what had to end by
+    `now`, or else by the time of the last event, has ended. Raises nothing of its own: whatever is
+    wrong is a difference of the report."""
     with connection.transaction():
         connection.execute(_ONE_SNAPSHOT)
         followers = follower_positions(connection)
@@ -151,10 +161,27 @@ def verify(connection: Connection, *, followed_through: int | None = None) -> Au
         audit.check_accounts()
         audit.check_keys()
         audit.check_work()
+        audit.check_history(now)
         derived.compare()
         compare_rows(connection, audit.book, audit.find)
         compare_journal(connection, audit.book, through=followers["journal"], find=audit.find)
         return audit.report(followers)
+
+
+async def with_objects(
+    report: AuditReport, connection: Connection, objects: Objects
+) -> AuditReport:
+    """The report with what reading every stored object adds to it."""
+    found: list[Difference] = []
+    count = await compare_objects(connection, objects, _finding(found))
+    return replace(report, objects=count, differences=(*report.differences, *found))
+
+
+def _finding(differences: list[Difference]) -> Finding:
+    def find(rule: str, subject: str, message: str) -> None:
+        differences.append(Difference(rule=rule, subject=subject, message=message))
+
+    return find
 
 
 def _log_end(connection: Connection) -> int:
@@ -174,13 +201,15 @@ class _Audit:
     events: int = 0
     through: int = 0
     receipts: int = 0
+    last_at: datetime | None = None
+    find: Finding = field(init=False)
     book: Book = field(init=False)
+    history: History = field(init=False)
 
     def __post_init__(self) -> None:
+        self.find = _finding(self.differences)
         self.book = Book(find=self.find)
-
-    def find(self, rule: str, subject: str, message: str) -> None:
-        self.differences.append(Difference(rule=rule, subject=subject, message=message))
+        self.history = History(self.book, self.find)
 
     # The log --------------------------------------------------------------------------------
 
@@ -213,7 +242,9 @@ class _Audit:
             event = self._decoded(row)
             if event is None:
                 continue
+            self.last_at = event.envelope.at
             self.book.read(event, row["notification_id"])
+            self.history.read(event, row["notification_id"])
             derived.take(event, row["notification_id"])
             if self.events % PAGE_EVENTS == 0:
                 derived.flush()
@@ -300,6 +331,12 @@ class _Audit:
                     self.find(rule, key.id, f"{day} folds to something else")
             if key.total_nano_usd != sum(days[key.id].values()):
                 self.find(rule, key.id, "its total is not the sum of its days")
+
+    def check_history(self, now: datetime | None) -> None:
+        """No stream contradicts itself or another (7, 11 to 13)."""
+        at = now or self.last_at
+        if at is not None:
+            self.history.check(now=at)
 
     def check_work(self) -> None:
         """Open work that started has one open hold, ended work has none, and a charge is its hold's

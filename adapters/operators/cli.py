@@ -43,7 +43,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_accounts(commands)
     _add_keys(commands)
     audit = _group(commands, "audit", "prove the ledger")
-    _operator(audit, "verify", "replay the log and compare all that was derived from it")
+    verify = _operator(audit, "verify", "replay the log and compare all that was derived from it")
+    verify.add_argument(
+        "--objects", action="store_true", help="read every stored object too, and compare digests"
+    )
     _operator(commands, "rebuild", "derive all read models from the log again").add_argument(
         "projection", nargs="*", help="names of read models; none: all of them"
     )

@@ -25,12 +25,14 @@ from adapters.embedded.supervisor import Supervisor
 from adapters.event_log.event_store import decode
 from adapters.event_log.migrate import MigrationRefused, migrate
 from adapters.event_log.postgres import UnsafeDatabase, connect
+from adapters.objects import open_store
 from adapters.operators.actions import open_operator
 from adapters.settings import Settings, process_environment
 from domain.errors import GridlineError
 from domain.ledger.account import AccountLimits
 from domain.ledger.money import usd_text
 from domain.limits import OPEN_BATCHES_NEW_ACCOUNT, OPEN_FINE_TUNES_NEW_ACCOUNT
+from domain.ports import Objects
 from projections.direct import runners
 from projections.follower import ProjectionRunner
 from projections.money import keys
@@ -66,7 +68,8 @@ def _settings(options: Namespace) -> Settings:
             raise ValueError(f"{options.data} is not the data directory of a `gridlined up`")
         server = Postgres(options.data)
         url = server.owner_url if options.command == "migrate" else server.application_url
-        settings = replace(settings, database_url=url)
+        objects = settings.object_store_url or (options.data / "objects").absolute().as_uri()
+        settings = replace(settings, database_url=url, object_store_url=objects)
     if not settings.database_url:
         raise ValueError("Name the database: --data DIR, or GRIDLINE_DATABASE_URL")
     return settings
@@ -187,11 +190,17 @@ def _rebuild(options: Namespace, settings: Settings) -> None:
 def _audit_verify(options: Namespace, settings: Settings) -> None:
     with connect(settings.database_url, name="gridlined") as connection:
         end = audit.wait_for_followers(connection, patience_seconds=FOLLOWERS_PATIENCE_SECONDS)
-        report = audit.verify(connection, followed_through=end)
+        report = audit.verify(connection, now=clock_of(settings).now(), followed_through=end)
     for line in [json.dumps(report.to_wire())] if options.json else report.lines():
         _say(line)
     if not report.passed:
         raise ValueError("the ledger differs from its log")
+
+
+def _store(settings: Settings) -> Objects:
+    if not settings.object_store_url:
+        raise ValueError("Name the object store: GRIDLINE_OBJECT_STORE_URL")
+    return open_store(settings.object_store_url)
 
 
 def _given(value: int | None, otherwise: int) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -17,16 +19,20 @@ from hypothesis.stateful import run_state_machine_as_test
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from adapters.audit.verify import AuditReport, verify
+from adapters.audit.verify import AuditReport, verify, with_objects
 from adapters.embedded.postgres import Postgres
 from adapters.event_log.event_store import EventStore, decode
 from adapters.event_log.postgres import Connection, connect
 from adapters.event_log.writer import Writer
+from adapters.objects import DiskObjects
 from domain.aggregate import Aggregate
+from domain.commands import accounts
+from domain.ledger.key_spend import SpendLimits
 from domain.ledger.money import nano_usd
 from projections.follower import ProjectionRunner
 from projections.registry import FOLLOWING, INLINE
 from tests.conftest import Database, cloned_database
+from tests.fakes import FakeClock
 from tests.integration.product_rig import ProductRig
 from tests.property.test_ledger_machine import CountingIds, LedgerMachine, due_rows
 
@@ -256,21 +262,109 @@ def test_a_changed_row_is_named(told: Ledger, statement: str, rule: str) -> None
 def test_an_edited_event_is_named(
     told: Ledger, topic: str, before: str, after: str, rule: str
 ) -> None:
+    report = tampered(told, EDIT, before, after, topic, before)
+    assert any(found.startswith(rule) for found in rules(report)), report.differences
+
+
+@pytest.mark.parametrize(
+    ("topic", "before", "after", "rule"),
+    [
+        ("gridline.batch.created", '"price_version":1', '"price_version":9', "streams agree"),
+        ("gridline.batch.created", '"key_id":"key_', '"key_id":"yek_', "streams agree"),
+        ("gridline.batch.validated", '"maximum_nano_usd":100', '"maximum_nano_usd":101', "streams"),
+        ("gridline.credit_hold.placed", '"price_version":1', '"price_version":9', "streams agree"),
+        ("gridline.batch.finished", '"input_sha256":["0', '"input_sha256":["1', "streams agree"),
+        ("gridline.account.opened", '"open_batches":10', '"open_batches":0', "12 open work"),
+        ("gridline.account.opened", '"open_fine_tunes":3', '"open_fine_tunes":0', "12 open work"),
+        ("gridline.file.stored", '"sha256":"0', '"sha256":"1', "streams agree"),
+        ("gridline.file.pinned", '"work_id":"', '"work_id":"x', "every stream folds"),
+        ("gridline.account.batch_slot_taken", '"batch_id":"', '"batch_id":"x', "streams agree"),
+        ("gridline.batch.chunk_finished", '"model":"', '"model":"x', "streams agree"),
+    ],
+)
+def test_streams_that_contradict_each_other_are_named_after_a_rebuild_too(
+    told: Ledger, topic: str, before: str, after: str, rule: str
+) -> None:
+    tampered(told, EDIT, before, after, topic, before)
+    rebuild(told)
+    report = verify(told.connection)
+    assert any(found.startswith(rule) for found in rules(report)), report.differences
+
+
+@pytest.mark.parametrize(
+    ("topic", "again"),
+    [
+        ("gridline.batch.finished", "gridline.batch.finished"),
+        ("gridline.fine_tuning_job.succeeded", "gridline.fine_tuning_job.failed"),
+    ],
+)
+def test_an_end_after_the_end_is_named(told: Ledger, topic: str, again: str) -> None:
     report = tampered(
         told,
         """
-        UPDATE gridline_events
-        SET state = convert_to(replace(convert_from(state, 'UTF8'), %s, %s), 'UTF8')
-        WHERE notification_id = (
-            SELECT min(notification_id) FROM gridline_events
-            WHERE topic = %s AND strpos(convert_from(state, 'UTF8'), %s) > 0)
+        INSERT INTO gridline_events (originator_id, originator_version, topic, state)
+        SELECT ended.originator_id, ended.originator_version + 1, %s, shape.state
+        FROM gridline_events AS ended, gridline_events AS shape
+        WHERE ended.topic = %s AND shape.notification_id = (
+            SELECT min(notification_id) FROM gridline_events WHERE topic = %s)
+        LIMIT 1
         """,
-        before,
-        after,
+        again,
         topic,
-        before,
+        again,
     )
-    assert any(found.startswith(rule) for found in rules(report)), report.differences
+    assert "13 a stream takes a path of its state machine" in rules(report), report.differences
+
+
+def test_a_create_beyond_its_keys_limit_is_named(rig: ProductRig) -> None:
+    rig.batch_that_completes()
+    limits = SpendLimits(daily_nano_usd=nano_usd(20), total_nano_usd=None)
+    rig.run(accounts.limit_key, accounts.LimitKey(rig.key_id, limits))
+    rig.create_batch()
+    rig.runner().catch_up()
+    assert verify(rig.connection).passed
+    with psycopg.connect(rig.database.owner_url) as owner:
+        owner.execute(EDIT, ("20000000000", "1", "gridline.key_spend.limits_set", "20000000000"))
+    assert "11 no create passes its key's limit" in rules(verify(rig.connection))
+
+
+def test_a_hold_that_outlived_its_end_is_named(rig: ProductRig) -> None:
+    batch_id = rig.create_batch()
+    rig.validate(batch_id)
+    rig.start(batch_id)
+    rig.runner().catch_up()
+    assert verify(rig.connection, now=rig.clock.now() + timedelta(hours=24)).passed
+    report = verify(rig.connection, now=rig.clock.now() + timedelta(hours=27))
+    assert rules(report) == {"7 no hold outlives its end"}
+
+
+def test_a_hold_that_expired_before_its_end_is_named(told: Ledger) -> None:
+    report = tampered(
+        told,
+        """
+        UPDATE gridline_events SET topic = 'gridline.credit_hold.expired'
+        WHERE notification_id = (SELECT min(notification_id) FROM gridline_events
+            WHERE topic = 'gridline.credit_hold.released')
+        """,
+    )
+    assert "7 no hold outlives its end" in rules(report), report.differences
+
+
+EDIT = """
+    UPDATE gridline_events
+    SET state = convert_to(replace(convert_from(state, 'UTF8'), %s, %s), 'UTF8')
+    WHERE notification_id = (
+        SELECT min(notification_id) FROM gridline_events
+        WHERE topic = %s AND strpos(convert_from(state, 'UTF8'), %s) > 0)
+"""
+
+
+def rebuild(ledger: Ledger) -> None:
+    following = ProjectionRunner(
+        lambda: connect(ledger.database.application_url, name="test"), decode, FOLLOWING
+    )
+    for model in (*INLINE, *FOLLOWING):
+        following.rebuild(model)
 
 
 @pytest.mark.parametrize(
@@ -317,19 +411,22 @@ def test_a_swapped_pair_of_events_is_noticed(told: Ledger) -> None:
 
 def test_a_rebuilt_ledger_passes_again(told: Ledger) -> None:
     assert not tampered(told, "UPDATE accounts SET available_nano_usd = 0").passed
-    following = ProjectionRunner(
-        lambda: connect(told.database.application_url, name="test"), decode, FOLLOWING
-    )
-    for model in (*INLINE, *FOLLOWING):
-        following.rebuild(model)
+    rebuild(told)
     assert verify(told.connection).passed
 
 
-def test_the_command_exits_with_1_and_names_what_differs(told: Ledger) -> None:
+def test_the_command_exits_with_1_and_names_what_differs(told: Ledger, tmp_path: Path) -> None:
+    clock = tmp_path / "clock"
+    clock.write_text(FakeClock().now().isoformat())
+
     def command() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "adapters.operators.cli", "audit", "verify"],
-            env={**os.environ, "GRIDLINE_DATABASE_URL": told.database.application_url},
+            env={
+                **os.environ,
+                "GRIDLINE_DATABASE_URL": told.database.application_url,
+                "GRIDLINE_CLOCK_FILE": str(clock),
+            },
             capture_output=True,
             text=True,
             timeout=60,
@@ -398,3 +495,38 @@ def test_the_audit_passes_after_any_history(database: Database) -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+async def test_objects_whose_bytes_changed_or_are_gone_are_named(
+    told: Ledger, tmp_path: Path
+) -> None:
+    rows = told.connection.execute(
+        "SELECT id, object_key FROM files WHERE deleted_at IS NULL ORDER BY position"
+    ).fetchall()
+    store = DiskObjects(tmp_path)
+    for row in rows:
+        stored = await store.put(row["object_key"], pieces(b"what was uploaded"))
+        told.connection.execute(
+            "UPDATE files SET bytes = %s, sha256 = %s WHERE id = %s",
+            (stored.bytes, stored.sha256, row["id"]),
+        )
+    told.connection.execute("UPDATE models SET deleted_at = created_at")
+    assert await differences_of_objects(told, store) == []
+    altered, gone, *_ = rows
+    (tmp_path / altered["object_key"]).write_bytes(b"what was downloade")
+    await store.delete(gone["object_key"])
+    assert await differences_of_objects(told, store) == sorted([altered["id"], gone["id"]])
+
+
+async def differences_of_objects(ledger: Ledger, store: DiskObjects) -> list[str]:
+    """Subjects of what only the objects show; what the report had stays in it."""
+    before = verify(ledger.connection)
+    report = await with_objects(before, ledger.connection, store)
+    assert report.objects is not None
+    assert report.objects > 2
+    assert report.differences[: len(before.differences)] == before.differences
+    return sorted(each.subject for each in report.differences[len(before.differences) :])
+
+
+async def pieces(content: bytes) -> AsyncIterator[bytes]:
+    yield content
