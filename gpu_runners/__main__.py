@@ -12,9 +12,10 @@ from pathlib import Path
 
 from adapters.clock import RandomIds, clock_of
 from adapters.kafka import ensure_topics, producer, runner_consumer
+from adapters.metrics import serve_metrics
 from adapters.objects import open_store
-from adapters.settings import Settings, process_environment
-from adapters.telemetry import configure_logging
+from adapters.settings import Settings
+from adapters.start import run_process
 from domain.catalog import CATALOG
 from domain.ids import RUNNER
 from gpu_runners.parent.runner import Runner
@@ -23,10 +24,17 @@ from gpu_runners.weights.store import Weights
 
 async def serve(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT. Raises KafkaUnusable when the broker never answers."""
+    well = {"broker": False}
+    with serve_metrics(settings, health=lambda: well):
+        await _serve(settings, well)
+
+
+async def _serve(settings: Settings, well: dict[str, bool]) -> None:
     runner_id = RandomIds().new(RUNNER)
     await ensure_topics(settings)
     sender = await producer(settings)
     consumer = await runner_consumer(settings, runner_id)
+    well["broker"] = True
     weights_root = Path(settings.weights_dir)
     weights = Weights(weights_root)
     try:
@@ -51,9 +59,8 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    settings = Settings.from_environment(process_environment())
-    configure_logging("runner", level=settings.log_level)
-    asyncio.run(serve(settings))
+    """The process."""
+    run_process("runner", lambda settings: asyncio.run(serve(settings)))
 
 
 if __name__ == "__main__":

@@ -53,6 +53,13 @@ def test_the_settings_page_gives_the_defaults_in_force() -> None:
         assert default == str(field.default), row
 
 
+def test_the_settings_page_says_of_each_what_the_code_says() -> None:
+    for name, field in vars(Settings)["__pydantic_fields__"].items():
+        row = next(r for r in page("settings.md").splitlines() if f"_{name.upper()}`" in r)
+
+        assert row.split(" | ", 2)[-1].strip(" |") == " ".join(field.description.split())
+
+
 def test_the_limits_page_names_exactly_the_limits() -> None:
     names = [name for name in vars(limits) if name.isupper() and name != "MIB"]
 

@@ -36,6 +36,8 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "worker": ("-m", "adapters.worker.loops"),
     "runner": ("-m", "gpu_runners"),
 }
+METRICS_PORTS = ("worker", "runner")
+"""Who serves metrics on ports of their own, the first on the one that the settings name."""
 BROKER_CLIENTS = frozenset({"worker", "runner"})
 
 READY_SECONDS_MAX = 120.0
@@ -155,11 +157,15 @@ class Supervisor:
         )
 
     def _launch(self, name: str, environment: Mapping[str, str]) -> None:
+        settings = self._settings()
+        if settings.metrics_port and name in METRICS_PORTS:
+            port = settings.metrics_port + METRICS_PORTS.index(name)
+            settings = dataclasses.replace(settings, metrics_port=port)
         self._programs[name] = launch(
             name,
             [sys.executable, *self._commands[name]],
             log=self._directory / "logs" / f"{name}.log",
-            environment={**environment, **self._settings().to_environment()},
+            environment={**environment, **settings.to_environment()},
         )
         self._started_at[name] = time.monotonic()
         self._due.pop(name, None)

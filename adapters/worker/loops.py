@@ -22,8 +22,9 @@ from pydantic import ValidationError
 from adapters import kafka
 from adapters.bootstrap import WorkerPlane, worker_plane
 from adapters.event_log.event_store import CHANNEL
-from adapters.settings import Settings, process_environment
-from adapters.telemetry import configure_logging
+from adapters.metrics import serve_metrics
+from adapters.settings import Settings
+from adapters.start import run_process
 from adapters.worker.batch_results import BatchResults
 from adapters.worker.batch_validation import BatchValidation
 from adapters.worker.dispatcher import Dispatcher
@@ -326,10 +327,13 @@ async def serve(settings: Settings) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    well = {"database": False}
     with ExitStack() as stack:
+        stack.enter_context(serve_metrics(settings, health=lambda: well))
         plane = await _open_plane(stack, settings, stopping)
         if plane is None:
             return
+        well["database"] = True
         running = asyncio.create_task(_kept_up("worker", Worker(plane).run))
         waiting = asyncio.create_task(stopping.wait())
         await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -355,9 +359,7 @@ async def _open_plane(
 
 def main() -> None:
     """The process."""
-    settings = Settings.from_environment(process_environment())
-    configure_logging("worker", level=settings.log_level)
-    asyncio.run(serve(settings))
+    run_process("worker", lambda settings: asyncio.run(serve(settings)))
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def running_api(
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):
         app = create_app(Api(control=plane, lease_seconds=30, upload_bytes_max=UPLOAD_BYTES_MAX))
-        server = uvicorn.Server(server_config(app))
+        server = uvicorn.Server(server_config(app, stop_seconds=5.0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         host, port = listener.getsockname()
