@@ -7,6 +7,7 @@ which can hold what a customer wrote.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.errors import internal_error_response
+from api.http.errors import error_response, internal_error_response
 from api.http.metrics import Metrics
+from domain.errors import Overloaded
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -87,6 +89,10 @@ class Envelope:
             await self._app(scope, receive, send_with_headers)
         except ClientDisconnect:
             record.status = CLIENT_CLOSED
+        except asyncio.CancelledError:
+            # The server was told to stop, and the time that it gives to what runs is over.
+            if not record.status:
+                await _answer_stopping(scope, receive, send_with_headers)
         except Exception:  # noqa: BLE001 - the last net: logged, and answered as our mistake
             await self._answer_failure(scope, receive, send_with_headers, record)
         seconds = time.perf_counter() - began
@@ -104,3 +110,11 @@ class Envelope:
         # client that it is not whole.
         if not started:
             await internal_error_response()(scope, receive, send)
+
+
+async def _answer_stopping(scope: Scope, receive: Receive, send: Send) -> None:
+    response = error_response(
+        Overloaded("The server is being restarted. Send the request again.", retry_after_seconds=2)
+    )
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)

@@ -8,11 +8,13 @@ import select
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from inspect import signature
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.http import protocol as http_protocol
-from api.http.protocol import HEAD_BYTES_MAX, SENT_AHEAD_MAX
+from api.http.protocol import HEAD_BYTES_MAX, SENT_AHEAD_MAX, BoundedHttp
 from tests.acceptance.conftest import Served
 
 GET = b"GET /openai/v1/models HTTP/1.1\r\nHost: x\r\n"
@@ -164,3 +166,26 @@ def test_a_body_that_goes_on_after_its_answer_is_dropped_up_to_a_bound(
                 connection.sendall(b"a" * 65536)
                 sent += 65536
     assert 1_000_000 <= sent < 100_000_000
+
+
+OVERRIDDEN = {
+    "__init__",
+    "connection_made",
+    "connection_lost",
+    "data_received",
+    "on_header",
+    "on_headers_complete",
+    "on_body",
+    "on_message_complete",
+    "send_400_response",
+    "_start_asgi_task",
+    "_unsupported_upgrade_warning",
+}
+"""Of uvicorn's protocol, which promises none of them: pyproject.toml pins its minor release."""
+
+
+def test_uvicorn_has_every_method_that_is_overridden_and_none_that_is_hidden_by_chance() -> None:
+    ours, theirs = vars(BoundedHttp), vars(HttpToolsProtocol)
+    assert {name for name in ours if callable(ours[name])} & theirs.keys() == OVERRIDDEN
+    for name in OVERRIDDEN - {"__init__"}:
+        assert [*signature(ours[name]).parameters] == [*signature(theirs[name]).parameters], name

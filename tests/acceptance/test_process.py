@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,8 +12,10 @@ from pathlib import Path
 
 import httpx2
 
+from adapters.bootstrap import control_plane
 from adapters.embedded.process import free_port
 from adapters.settings import Settings, process_environment
+from tests.acceptance.conftest import RunningApi
 from tests.conftest import Database
 
 SECONDS_MAX = 15
@@ -43,6 +47,48 @@ def test_the_api_says_what_is_ready_and_stops_within_seconds(
     finally:
         process.kill()
         process.wait()
+
+
+def test_an_upload_that_outlasts_a_stop_is_told_to_come_again(
+    database: Database, tmp_path: Path
+) -> None:
+    port = free_port()
+    settings = Settings(
+        database_url=database.application_url, object_store_url=tmp_path.as_uri(), port=port
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "api"],
+        env=process_environment() | settings.to_environment() | {"GRIDLINE_STOP_SECONDS": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with (
+            httpx2.Client(base_url=f"http://127.0.0.1:{port}") as http,
+            control_plane(settings) as plane,
+        ):
+            _until_it_answers(http)
+            tenant = RunningApi(plane=plane, root="", objects_directory=tmp_path).new_tenant()
+            with socket.create_connection(("127.0.0.1", port), timeout=SECONDS_MAX) as upload:
+                upload.sendall(
+                    b"POST /openai/v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+                    b"Content-Type: multipart/form-data; boundary=B\r\n"
+                    b"Expect: 100-continue\r\n"
+                    + f"Authorization: Bearer {tenant.key}\r\n\r\n".encode()
+                )
+                assert upload.recv(1000).startswith(b"HTTP/1.1 100")
+                upload.sendall(b"--B\r\n")
+                process.send_signal(signal.SIGTERM)
+                answer = b"".join(iter(lambda: upload.recv(65_536), b""))
+            assert process.wait(SECONDS_MAX) == 0
+    finally:
+        process.kill()
+        process.wait()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 2" in head
+    assert b"x-request-id: req_" in head
+    assert json.loads(body)["error"]["code"] == "overloaded"
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
 
 
 def _until_it_answers(http: httpx2.Client) -> None:
