@@ -1,17 +1,15 @@
 """The composition root: the one place where real things are chosen for a process.
 
 The API, the worker and the operator's commands open a plane here and close it at their end;
-settings come in as a value. Nothing else in the product names an implementation of a port, and the
-worker's parts get their reads from here, since only this module knows the projections.
+settings come in as a value. Nothing else in the product names an implementation of a port.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -25,31 +23,16 @@ from adapters.event_log.postgres import Connection, connect
 from adapters.event_log.writer import Writer
 from adapters.objects import open_store
 from adapters.settings import Settings
-from adapters.worker.ingest import tracking_name
 from domain.errors import Overloaded
-from domain.messages import Heartbeat
 from domain.ports import Clock, IdSource, Objects
-from domain.work.scheduling import AssignedWork, StartableWork, WaitingWork
-from projections.direct import fingerprints, runners
-from projections.follower import ProjectionRunner
+from projections.follower import Follower
 from projections.registry import FOLLOWING, INLINE
-from projections.work import files, models
-from projections.work import open_work as work
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 READ_CONNECTIONS_MAX = 16
 READ_WAIT_SECONDS_MAX = 10.0
-WAITING_OF_EACH = 200
-"""Waiting chunks of one account and base that are looked at: more than any fleet's free slots."""
-DUE_MAX = 200
-FINGERPRINTS_KEPT = timedelta(minutes=30)
-"""Three tries of an SDK at its time-out of ten minutes each."""
-
-_POSITION = """
-    SELECT notification_id FROM gridline_tracking WHERE application_name = %s
-"""
 
 
 @dataclass(frozen=True)
@@ -99,97 +82,18 @@ def control_plane(settings: Settings) -> Iterator[ControlPlane]:
         writer.close()
 
 
-@dataclass(frozen=True)
-class WorkerPlane(ControlPlane):
-    """What a worker works with besides."""
-
-    @cached_property
-    def queue(self) -> ProjectedWork:
-        """Implements `adapters.worker.work_queue.WorkQueue`."""
-        return ProjectedWork(self)
-
-    async def handled_position(self, cluster_id: str, topic: str, partition: int) -> int | None:
-        """The last offset of a partition whose record was handled, in this life of the broker."""
-        return await self.read(_position, tracking_name(cluster_id, topic, partition))
-
-
 @contextmanager
-def worker_plane(settings: Settings) -> Iterator[WorkerPlane]:
+def worker_plane(settings: Settings) -> Iterator[ControlPlane]:
     """A control plane, and the read models that follow the log, kept up by a thread."""
-    following = ProjectionRunner(
+    following = Follower(
         lambda: connect(settings.database_url, name="gridline-projections"), decode, FOLLOWING
     )
     with control_plane(settings) as plane:
         following.start()
         try:
-            yield WorkerPlane(
-                settings=settings,
-                writer=plane.writer,
-                reads=plane.reads,
-                clock=plane.clock,
-                ids=plane.ids,
-            )
+            yield plane
         finally:
             following.close()
-
-
-class ProjectedWork:
-    """`adapters.worker.work_queue.WorkQueue` over the projections."""
-
-    def __init__(self, plane: ControlPlane) -> None:
-        self._read = plane.read
-
-    async def startable(self) -> Sequence[StartableWork]:
-        return [
-            StartableWork(
-                work_id=row.work_id,
-                account_id=row.account_id,
-                account_position=row.account_changed_position,
-            )
-            for row in await self._read(work.startable)
-        ]
-
-    async def waiting(self) -> Sequence[WaitingWork]:
-        return await self._read(work.waiting, each=WAITING_OF_EACH)
-
-    async def assigned(self) -> Sequence[AssignedWork]:
-        return await self._read(work.assigned)
-
-    async def to_validate(self) -> Sequence[str]:
-        return await self._read(work.batches_to_validate, limit=DUE_MAX)
-
-    async def to_finalize(self) -> Sequence[str]:
-        return await self._read(work.batches_to_finalize, limit=DUE_MAX)
-
-    async def windows_over(self, now: datetime) -> Sequence[str]:
-        return await self._read(work.batches_past_window, now=now, limit=DUE_MAX)
-
-    async def stops_overdue(self, now: datetime) -> Sequence[str]:
-        return await self._read(work.batches_not_stopping, now=now, limit=DUE_MAX)
-
-    async def jobs_overdue(self, now: datetime) -> Sequence[str]:
-        return await self._read(work.jobs_to_expire, now=now, limit=DUE_MAX)
-
-    async def files_expired(self, now: datetime) -> Sequence[str]:
-        return await self._read(files.expired, now=now, limit=DUE_MAX)
-
-    async def own_models(self, account_id: str) -> Mapping[str, str]:
-        rows = await self._read(models.list_all, account_id=account_id)
-        return {row.id: row.base for row in rows if row.servable}
-
-    async def save_heartbeat(self, beat: Heartbeat, *, at: datetime) -> None:
-        await self._read(runners.upsert, beat, seen_at=at)
-
-    async def forget_runner(self, runner_id: str) -> None:
-        await self._read(runners.delete, runner_id)
-
-    async def forget_fingerprints(self, now: datetime) -> None:
-        await self._read(fingerprints.purge, before=now - FINGERPRINTS_KEPT)
-
-
-def _position(connection: Connection, name: str) -> int | None:
-    row = connection.execute(_POSITION, (name,)).fetchone()
-    return row["notification_id"] if row is not None else None
 
 
 def _read_pool(database_url: str) -> ConnectionPool[Connection]:

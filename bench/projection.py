@@ -1,5 +1,5 @@
-"""`projection_over_stock_runner`: the journal catching up with a long log through our runner, over
-the same statements through the library's runner, which commits each event by itself."""
+"""`projection_over_stock_runner`: the journal catching up with a long log through our follower,
+over the same statements through the library's runner, which commits each event by itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bench.report import Figure
 from domain import ids
 from domain.aggregate import Aggregate, Envelope
 from domain.ledger.account import Account, AccountLimits
-from projections.follower import ProjectionRunner
+from projections.follower import Follower
 from projections.money.journal import JOURNAL
 
 ACCOUNTS = 50
@@ -86,9 +86,9 @@ def measure() -> list[Figure]:
 
 
 def _ours_per_second(url: str) -> float:
-    runner = ProjectionRunner(lambda: connect(url, name="bench"), decode, [JOURNAL])
+    follower = Follower(lambda: connect(url, name="bench"), decode, [JOURNAL])
     start = time.perf_counter()
-    done = runner.catch_up()
+    done = follower.catch_up()
     return done / (time.perf_counter() - start)
 
 

@@ -2,7 +2,7 @@
 
 The worker runs one in a thread of its own; the operator's CLI uses `lag` and `rebuild`. Rows and
 position commit together, many events at a time, so a crash anywhere loses and repeats nothing, and
-two runners at once do no harm. It reads the log and writes projection tables; it never decides
+two followers at once do no harm. It reads the log and writes projection tables; it never decides
 anything.
 """
 
@@ -65,10 +65,10 @@ class Decode(Protocol):
 
 
 class _Overtaken(Exception):
-    """Another runner, or a rebuild, has moved a position meanwhile."""
+    """Another follower, or a rebuild, has moved a position meanwhile."""
 
 
-class ProjectionRunner:
+class Follower:
     """`projections` follow the log here; `connect` opens a connection in autocommit with dict rows.
 
     `start` follows in a thread until `close`; `catch_up` does it once, in the caller's thread.

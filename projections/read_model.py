@@ -1,7 +1,7 @@
 """What every projection of the product is made of: its tables, and one function an event topic.
 
-The read models beside this file each make one; the event store and the runner apply them. Handlers
-are found by topic, which is the name that an event keeps for ever and costs one look in a
+The read models beside this file each make one; the event store and the follower apply them.
+Handlers are found by topic, which is the name that an event keeps for ever and costs one look in a
 dictionary, under the log's lock. A handler is pure: it returns statements and runs none.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import psycopg
 from eventsourcing.utils import get_topic
@@ -19,6 +19,19 @@ from projections.projection import Statement
 
 Connection = psycopg.Connection[dict[str, Any]]
 """What every read function takes: dict rows."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Read(Protocol):
+    """Runs a read function in a thread, on a connection of a pool. Raises Overloaded while the
+    database is away. Every answer may be a moment old: a command looks again before it decides."""
+
+    async def __call__(
+        self, function: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+
 
 Handler = Callable[[Any, int], Sequence[Statement]]
 """(event, position in the log) to statements. The library makes the event classes when a module is

@@ -1,5 +1,5 @@
 """Every read model of the product. The composition root gives the first list to the event store,
-which applies it inside each append, and the second to the runner, which follows the log."""
+which applies it inside each append, and the second to the follower of the log."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ RULES: dict[str, HouseRule] = {
         _built_sql,
         "SQL is constant text with bound parameters; names are composed by psycopg.sql.",
         exceptions={
-            "adapters/worker/loops.py": "LISTEN takes no parameter; the channel is a constant"
+            "adapters/worker/worker.py": "LISTEN takes no parameter; the channel is a constant"
         },
     ),
     "long functions": HouseRule(

@@ -33,7 +33,7 @@ from adapters.settings import Settings
 
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "api": ("-m", "api"),
-    "worker": ("-m", "adapters.worker.loops"),
+    "worker": ("-m", "adapters.worker"),
     "runner": ("-m", "gpu_runners"),
 }
 METRICS_PORTS = ("worker", "runner")

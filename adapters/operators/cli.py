@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 MODULES: Mapping[str, tuple[str, str]] = {
     "api": ("api", "serve HTTP"),
-    "worker": ("adapters.worker.loops", "schedule, dispatch, ingest and look after everything"),
+    "worker": ("adapters.worker", "schedule, dispatch, ingest and look after everything"),
     "runner": ("gpu_runners", "run work on this machine"),
 }
 

@@ -33,8 +33,8 @@ from domain.ledger.account import AccountLimits
 from domain.ledger.money import usd_text
 from domain.limits import OPEN_BATCHES_NEW_ACCOUNT, OPEN_FINE_TUNES_NEW_ACCOUNT
 from domain.ports import Objects
-from projections.direct import runners
-from projections.follower import ProjectionRunner
+from projections.direct import heartbeats
+from projections.follower import Follower
 from projections.money import keys
 from projections.registry import FOLLOWING, INLINE
 from projections.work import open_work as work
@@ -86,8 +86,8 @@ def _up(options: Namespace, settings: Settings) -> None:
             operator.publish_prices(mine.prices_file)
             # Whoever was heard of here died with the last supervisor: ready means a living runner,
             # and no work waits for the lease of a dead one to end.
-            for runner in runners.list_all(connection):
-                runners.delete(connection, runner.runner_id)
+            for runner in heartbeats.list_all(connection):
+                heartbeats.delete(connection, runner.runner_id)
             operator.give_up([assigned.attempt for assigned in work.assigned(connection)])
             return operator.open_first_account(connection, key_file)
 
@@ -179,7 +179,7 @@ def _rebuild(options: Namespace, settings: Settings) -> None:
     unknown = sorted(set(options.projection) - known.keys())
     if unknown:
         raise ValueError(f"No read model {', '.join(unknown)}; there are {', '.join(known)}")
-    runner = ProjectionRunner(
+    runner = Follower(
         partial(connect, settings.database_url, name="gridlined"), decode, tuple(known.values())
     )
     for name in options.projection or known:

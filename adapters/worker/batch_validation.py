@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import structlog
 
 from adapters.worker.system_context import system_context
-from adapters.worker.work_queue import WorkQueue
 from domain import ids
 from domain.commands.batches import FailBatch, RecordBatchPlan, fail_batch, record_batch_plan
 from domain.inputs.batch_file import BatchFileCheck, BatchFileFacts
@@ -23,6 +22,8 @@ from domain.ports import ObjectMissing, Objects
 from domain.unit_of_work import CommandContext, CommandWriter, UnitOfWork
 from domain.work.batch import Batch, Endpoint, LineError
 from domain.work.quote import quote_batch
+from projections.read_model import Read
+from projections.work import models
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -53,12 +54,12 @@ class BatchValidation:
         self,
         *,
         writer: CommandWriter,
-        queue: WorkQueue,
+        read: Read,
         objects: Objects,
         chunk_requests: int,
     ) -> None:
         self._writer = writer
-        self._queue = queue
+        self._read = read
         self._objects = objects
         self._chunk_requests = chunk_requests
 
@@ -89,7 +90,7 @@ class BatchValidation:
     async def _check(self, subject: _Subject) -> BatchFileFacts:
         check = BatchFileCheck(
             endpoint=subject.endpoint,
-            own_models=await self._queue.own_models(subject.account_id),
+            own_models=await self._read(models.servable_bases, account_id=subject.account_id),
             chunk_requests=self._chunk_requests,
         )
         async for piece in self._objects.get(subject.input.key):

@@ -18,6 +18,7 @@ import structlog
 from eventsourcing.persistence import InterfaceError, OperationalError
 from pydantic import ValidationError
 
+from adapters.event_log.positions import tracking_name
 from adapters.worker.fleet import SteadySeconds
 from adapters.worker.system_context import system_context
 from domain.commands.work import RecordReport, record_report
@@ -70,11 +71,6 @@ def set_aside(uow: UnitOfWork, command: SetAside) -> None:
             },
         )
     )
-
-
-def tracking_name(cluster_id: str, topic: str, partition: int) -> str:
-    """Positions of another life of the broker mean nothing in this one."""
-    return f"{cluster_id}/{topic}/{partition}"
 
 
 class Ingest:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from adapters.worker.fleet import Fleet, SteadySeconds
 from adapters.worker.isolation import each
 from adapters.worker.system_context import system_context
-from adapters.worker.work_queue import WorkQueue
 from domain.commands.batches import StartBatch, start_batch
 from domain.commands.fine_tuning import StartFineTuningJob, start_fine_tuning_job
 from domain.commands.work import AssignWork, WaitForRunner, assign_work, wait_for_runner
@@ -23,11 +22,15 @@ from domain.ids import BATCH
 from domain.messages import Attempt
 from domain.unit_of_work import CommandWriter
 from domain.work.scheduling import AssignedWork, StartableWork, WaitingWork, choose
+from projections.read_model import Read
+from projections.work import open_work
 
 START_AGAIN_SECONDS = 5.0
 """Waiting work is tried again after this even if nothing is known to have changed."""
 EXPLAIN_AFTER_SECONDS = 3.0
 """A training that no runner took for this long is told what it waits for."""
+WAITING_OF_EACH = 200
+"""Waiting chunks of one account and base that are looked at: more than any fleet's free slots."""
 PART = "scheduler"
 
 
@@ -38,12 +41,12 @@ class Scheduler:
         self,
         *,
         writer: CommandWriter,
-        queue: WorkQueue,
+        read: Read,
         fleet: Fleet,
         steady_seconds: SteadySeconds,
     ) -> None:
         self._writer = writer
-        self._queue = queue
+        self._read = read
         self._fleet = fleet
         self._now = steady_seconds
         self._tried: dict[str, tuple[int, float]] = {}
@@ -52,7 +55,7 @@ class Scheduler:
     async def start_waiting(self) -> None:
         """Tries what is new, what has an account that changed, and what was not tried for long; in
         the order of creation, so that credit goes to who came first."""
-        startable = await self._queue.startable()
+        startable = await self._read(open_work.startable)
         ids = {work.work_id for work in startable}
         self._tried = {key: tried for key, tried in self._tried.items() if key in ids}
         due = [work for work in startable if self._is_due(work)]
@@ -64,7 +67,7 @@ class Scheduler:
         if not any(free for offer in offers for free in offer.free_slots.values()):
             return []
         chosen = choose(
-            await self._queue.waiting(),
+            await self._waiting(),
             offers,
             running_by_account=Counter(work.account_id for work in assigned),
         )
@@ -77,12 +80,15 @@ class Scheduler:
     async def explain_waits(self) -> None:
         """Records on trainings that no runner takes that they wait for one."""
         now = self._now()
-        waiting = {w.work_id for w in await self._queue.waiting() if w.kind == "train"}
+        waiting = {w.work_id for w in await self._waiting() if w.kind == "train"}
         self._queued_since = {key: self._queued_since.get(key, now) for key in waiting}
         due = [key for key, at in self._queued_since.items() if now - at >= EXPLAIN_AFTER_SECONDS]
         for work_id in due:
             self._queued_since[work_id] = math.inf
         await each(PART, due, self._explain)
+
+    async def _waiting(self) -> Sequence[WaitingWork]:
+        return await self._read(open_work.waiting, each=WAITING_OF_EACH)
 
     async def _explain(self, work_id: str) -> None:
         await self._writer.execute(

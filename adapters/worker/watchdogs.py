@@ -6,14 +6,15 @@ only finds what is due. It deletes an object only where the log says that the re
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Protocol
 
 import structlog
 
 from adapters.worker.fleet import SteadySeconds
 from adapters.worker.isolation import each
 from adapters.worker.system_context import system_context
-from adapters.worker.work_queue import WorkQueue
 from domain.commands.batches import (
     EndBatchWindow,
     StopWaiting,
@@ -26,15 +27,26 @@ from domain.file import File
 from domain.ports import Clock, Objects
 from domain.unit_of_work import CommandWriter, Handler, UnitOfWork
 from domain.work.batch import Batch
+from projections.direct import fingerprints
+from projections.read_model import Connection, Read
+from projections.work import files, open_work
 
 log = structlog.stdlib.get_logger(__name__)
 
 PART = "watchdog"
+DUE_MAX = 200
+"""How many of each kind are seen to in one look."""
 PURGE_SECONDS = 60.0
 SWEEP_SECONDS = 3_600.0
 UNKNOWN_OBJECT_SECONDS = 86_400.0
 """An upload's object is stored before its file is recorded: what no file knows after this long was
 left by a process that died in between."""
+
+
+class Find(Protocol):
+    """Some ids of what is due now."""
+
+    def __call__(self, connection: Connection, /, *, now: datetime, limit: int) -> list[str]: ...
 
 
 class Watchdogs:
@@ -44,13 +56,13 @@ class Watchdogs:
         self,
         *,
         writer: CommandWriter,
-        queue: WorkQueue,
+        read: Read,
         objects: Objects,
         clock: Clock,
         steady_seconds: SteadySeconds,
     ) -> None:
         self._writer = writer
-        self._queue = queue
+        self._read = read
         self._objects = objects
         self._clock = clock
         self._now = steady_seconds
@@ -60,23 +72,26 @@ class Watchdogs:
     async def look(self) -> None:
         """Ends what is due now; purges and sweeps now and then."""
         now = self._clock.now()
-        await each(PART, await self._queue.windows_over(now), self._end_window)
-        await each(PART, await self._queue.stops_overdue(now), self._stop_waiting)
-        await each(PART, await self._queue.jobs_overdue(now), self._expire_job)
-        await each(PART, await self._queue.files_expired(now), self._expire_file)
+        await each(PART, await self._due(open_work.batches_past_window, now), self._end_window)
+        await each(PART, await self._due(open_work.batches_not_stopping, now), self._stop_waiting)
+        await each(PART, await self._due(open_work.jobs_to_expire, now), self._expire_job)
+        await each(PART, await self._due(files.expired, now), self._expire_file)
         if self._now() >= self._next_purge:
             self._next_purge = self._now() + PURGE_SECONDS
-            await self._queue.forget_fingerprints(now)
+            await self._read(fingerprints.purge, before=now - fingerprints.REPEATED_WITHIN)
         if self._now() >= self._next_sweep:
             self._next_sweep = self._now() + SWEEP_SECONDS
             await self.sweep()
+
+    async def _due(self, find: Find, now: datetime) -> Sequence[str]:
+        return await self._read(find, now=now, limit=DUE_MAX)
 
     async def sweep(self) -> None:
         """Deletes the chunks' objects of ended batches, adapters that no model has or whose model
         is deleted and staged nowhere, the objects of deleted files, and those that no file has
         known for a day."""
         async for key in self._objects.list_keys("chunks/"):
-            if await self._read(_batch_has_ended, key.split("/")[1]):
+            if await self._ask(_batch_has_ended, key.split("/")[1]):
                 await self._delete(key)
         async for key in self._objects.list_keys("adapters/"):
             if not await self._adapter_is_wanted(key):
@@ -91,7 +106,7 @@ class Watchdogs:
     async def _unreferenced_files(self) -> AsyncIterator[str]:
         """Keys of unknown files; the objects of deleted ones are deleted on the way."""
         async for key in self._objects.list_keys("files/"):
-            deleted = await self._read(_file_is_deleted, key.removeprefix("files/"))
+            deleted = await self._ask(_file_is_deleted, key.removeprefix("files/"))
             if deleted is None:
                 yield key
             elif deleted:
@@ -124,7 +139,7 @@ class Watchdogs:
         context = system_context(PART, work_id=asked.job_id, causation="read")
         return await self._writer.execute(adapter_is_wanted, asked, context)
 
-    async def _read(self, handler: Handler[str, bool | None], id: str) -> bool | None:
+    async def _ask(self, handler: Handler[str, bool | None], id: str) -> bool | None:
         context = system_context(PART, work_id=id, causation="read")
         return await self._writer.execute(handler, id, context)
 

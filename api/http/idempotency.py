@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from api.control import Call
@@ -21,8 +21,6 @@ from domain.commands.idempotency import Origin, made_before
 from domain.errors import InvalidRequest
 from projections.direct import fingerprints
 
-REPEATED_WITHIN = timedelta(minutes=30)
-"""Three tries of 600 seconds each."""
 KEY_CHARACTERS_MAX = 255
 
 
@@ -86,7 +84,7 @@ def repeats_lately(call: Call, done_at: datetime | None) -> bool:
     answers as the lost one did."""
     if call.retry_count == 0 or done_at is None:
         return False
-    return call.api.control.clock.now() - done_at <= REPEATED_WITHIN
+    return call.api.control.clock.now() - done_at <= fingerprints.REPEATED_WITHIN
 
 
 async def _recorded(call: Call, origin: Origin) -> str | None:
@@ -95,7 +93,7 @@ async def _recorded(call: Call, origin: Origin) -> str | None:
         key_id=origin.key_id,
         route=origin.route,
         body_sha256=origin.body_sha256,
-        since=call.api.control.clock.now() - REPEATED_WITHIN,
+        since=call.api.control.clock.now() - fingerprints.REPEATED_WITHIN,
     )
 
 

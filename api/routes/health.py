@@ -10,7 +10,7 @@ from api.control import Api
 from api.http.json_response import json_response
 from api.http.metrics import CONTENT_TYPE
 from domain.errors import Overloaded
-from projections.direct import runners
+from projections.direct import heartbeats
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -25,7 +25,7 @@ async def readyz(_: Request, api: Api) -> Response:
     database, alive = True, 0
     try:
         alive = await api.control.read(
-            runners.alive, now=api.control.clock.now(), lease_seconds=api.lease_seconds
+            heartbeats.alive, now=api.control.clock.now(), lease_seconds=api.lease_seconds
         )
     except Overloaded:
         log.warning("the database does not answer")

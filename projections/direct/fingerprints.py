@@ -6,9 +6,12 @@ rebuild keeps them, and the worker deletes them after half an hour.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from projections.read_model import Connection
+
+REPEATED_WITHIN = timedelta(minutes=30)
+"""An SDK's own retry comes within this: three tries of 600 seconds each."""
 
 _FIND = """
     SELECT result_id FROM request_fingerprints

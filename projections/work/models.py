@@ -72,6 +72,11 @@ def list_all(connection: Connection, *, account_id: str) -> tuple[ModelRow, ...]
     return tuple(_row(row) for row in rows)
 
 
+def servable_bases(connection: Connection, *, account_id: str) -> dict[str, str]:
+    """The base of each of the account's models that batches can be run on."""
+    return {row.id: row.base for row in list_all(connection, account_id=account_id) if row.servable}
+
+
 def deleted_at(connection: Connection, *, account_id: str, model: str) -> datetime | None:
     """When the account's model of that name was deleted; None if it was not."""
     row = connection.execute(_TOMBSTONE, {"id": model, "account_id": account_id}).fetchone()

@@ -7,14 +7,13 @@ what it reads here by commands, which decide again: a row that is a moment old d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from domain.commands.fine_tuning import WAITING_LIMIT
 from domain.messages import Attempt, TaskKind
 from domain.work.batch import STOP_WITHIN
-from domain.work.scheduling import AssignedWork, WaitingWork
+from domain.work.scheduling import AssignedWork, StartableWork, WaitingWork
 from projections.projection import Statement
 from projections.read_model import Connection, ReadModel
 
@@ -77,7 +76,7 @@ _ASSIGNED_ITEMS = """
     WHERE i.state = 'assigned' ORDER BY i.work_id, i.chunk
 """
 _STARTABLE = """
-    SELECT w.work_id, w.kind, w.account_id, w.due_at, a.changed_position
+    SELECT w.work_id, w.account_id, a.changed_position
     FROM open_work w JOIN accounts a ON a.id = w.account_id
     WHERE w.stage IN ('planned', 'waiting') ORDER BY w.position
 """
@@ -102,19 +101,6 @@ _STOP_OVERDUE = """
         SELECT FROM work_items i WHERE i.work_id = w.work_id AND i.state = 'assigned')
     ORDER BY w.due_at LIMIT %(limit)s
 """
-
-
-@dataclass(frozen=True, slots=True)
-class StartableRow:
-    """A validated batch or a created job that has not started. `account_changed_position` is where
-    in the log its account changed last; `due_at` the end of a batch's window, or of a job's wait.
-    """
-
-    work_id: str
-    kind: TaskKind
-    account_id: str
-    due_at: datetime
-    account_changed_position: int
 
 
 def waiting(connection: Connection, *, each: int) -> tuple[WaitingWork, ...]:
@@ -152,16 +138,14 @@ def assigned(connection: Connection) -> tuple[AssignedWork, ...]:
     )
 
 
-def startable(connection: Connection) -> tuple[StartableRow, ...]:
+def startable(connection: Connection) -> tuple[StartableWork, ...]:
     """Work that waits for credit or its account's slot, oldest first; jobs among it that have
     waited too long."""
     return tuple(
-        StartableRow(
+        StartableWork(
             work_id=row["work_id"],
-            kind=row["kind"],
             account_id=row["account_id"],
-            due_at=row["due_at"],
-            account_changed_position=row["changed_position"],
+            account_position=row["changed_position"],
         )
         for row in connection.execute(_STARTABLE).fetchall()
     )

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from domain.messages import Heartbeat
-from projections.direct import runners
+from projections.direct import heartbeats
 from tests.acceptance.conftest import Served
 
 
@@ -18,8 +18,8 @@ def test_ready_is_a_database_and_a_runner_heard_of_within_the_lease(
     seen_at = datetime.now(UTC) - timedelta(seconds=age_seconds)
     beat = Heartbeat(runner_id="runner_1", gpu_class="cpu", sent_at=seen_at, slots={})
     with served.plane.reads.connection() as connection:
-        runners.delete(connection, "runner_1")
-        runners.upsert(connection, beat, seen_at=seen_at)
+        heartbeats.delete(connection, "runner_1")
+        heartbeats.upsert(connection, beat, seen_at=seen_at)
     with served.http() as http:
         answer = http.get("/readyz")
     assert answer.status_code == status

@@ -33,7 +33,7 @@ from domain.aggregate import Aggregate
 from domain.aggregates import AGGREGATES
 from domain.ledger.account import Account, AccountLimits
 from domain.messages import Heartbeat
-from projections.direct import runners
+from projections.direct import heartbeats
 
 BASE = "smollm2-135m-instruct"
 BATCH_ENDED = ("failed", "completed", "expired", "cancelled")
@@ -201,7 +201,7 @@ class Instance:
     def heartbeat(self, runner_id: str) -> Heartbeat | None:
         """The newest one that the worker knows of this runner."""
         with connect(self._database_url, name="test") as connection:
-            known = {each.runner_id: each.heartbeat for each in runners.list_all(connection)}
+            known = {each.runner_id: each.heartbeat for each in heartbeats.list_all(connection)}
         return known.get(runner_id)
 
     def audit_differences(self) -> Sequence[audit.Difference]:

@@ -37,7 +37,7 @@ from domain.messages import (
 )
 from domain.unit_of_work import CommandContext
 from domain.work.batch import ChunkPlan
-from projections.follower import ProjectionRunner
+from projections.follower import Follower
 from projections.registry import FOLLOWING, INLINE
 from tests.conftest import Database
 from tests.fakes import FakeClock
@@ -102,8 +102,8 @@ class ProductRig:
     def connect(self) -> Connection:
         return connect(self.database.application_url, name="test")
 
-    def runner(self, *, batch_size: int = 200) -> ProjectionRunner:
-        return ProjectionRunner(self.connect, decode, FOLLOWING, batch_size=batch_size)
+    def runner(self, *, batch_size: int = 200) -> Follower:
+        return Follower(self.connect, decode, FOLLOWING, batch_size=batch_size)
 
     def run(self, handler: Callable[..., Any], command: Any, **options: Any) -> Any:
         context = CommandContext(

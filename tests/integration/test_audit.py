@@ -29,7 +29,7 @@ from domain.aggregate import Aggregate
 from domain.commands import accounts
 from domain.ledger.key_spend import SpendLimits
 from domain.ledger.money import nano_usd
-from projections.follower import ProjectionRunner
+from projections.follower import Follower
 from projections.registry import FOLLOWING, INLINE
 from tests.conftest import Database, cloned_database
 from tests.fakes import FakeClock
@@ -360,7 +360,7 @@ EDIT = """
 
 
 def rebuild(ledger: Ledger) -> None:
-    following = ProjectionRunner(
+    following = Follower(
         lambda: connect(ledger.database.application_url, name="test"), decode, FOLLOWING
     )
     for model in (*INLINE, *FOLLOWING):
@@ -480,7 +480,7 @@ def test_the_audit_passes_after_any_history(database: Database) -> None:
 
         def teardown(self) -> None:
             super().teardown()
-            ProjectionRunner(connection, decode, FOLLOWING).catch_up()
+            Follower(connection, decode, FOLLOWING).catch_up()
             report = verify(self.reads)
             self.reads.close()
             assert report.differences == ()

@@ -26,7 +26,7 @@ from domain.errors import InvalidRequest
 from domain.ledger.key_spend import SpendLimits
 from domain.ledger.money import nano_usd
 from domain.messages import AttemptFailed, ChunkProgress, Heartbeat, Started
-from projections.direct import fingerprints, runners
+from projections.direct import fingerprints, heartbeats
 from projections.money import accounts, holds, keys, prices, receipts, statements
 from projections.registry import FOLLOWING, INLINE
 from projections.work import batches, files, fine_tuning_events, fine_tuning_jobs, models
@@ -72,7 +72,7 @@ def test_every_aggregate_of_the_domain_is_listed() -> None:
 
 def test_whoever_opens_the_log_knows_every_event_of_it() -> None:
     script = """
-import adapters.event_store
+import adapters.event_log.event_store
 from eventsourcing.utils import resolve_topic
 resolve_topic("gridline.idempotent_request.recorded")
 """
@@ -490,7 +490,7 @@ def test_a_batch_walks_through_the_workers_lists(rig: ProductRig) -> None:
     assert work.batches_to_validate(rig.connection, limit=9) == []
     (startable,) = work.startable(rig.connection)
     assert startable.work_id == batch_id
-    assert startable.account_changed_position == account_of(rig).changed_position
+    assert startable.account_position == account_of(rig).changed_position
     assert work.waiting(rig.connection, each=9) == ()
     rig.start(batch_id)
     assert work.startable(rig.connection) == ()
@@ -595,15 +595,15 @@ def test_only_the_newest_heartbeat_of_a_runner_is_kept(rig: ProductRig) -> None:
             warm_base=base,
         )
 
-    runners.upsert(rig.connection, beat(3, "new"), seen_at=now)
-    runners.upsert(rig.connection, beat(1, "old"), seen_at=now)
-    (row,) = runners.list_all(rig.connection)
+    heartbeats.upsert(rig.connection, beat(3, "new"), seen_at=now)
+    heartbeats.upsert(rig.connection, beat(1, "old"), seen_at=now)
+    (row,) = heartbeats.list_all(rig.connection)
     assert row.heartbeat.warm_base == "new"
     later = now + timedelta(seconds=10)
-    assert runners.alive(rig.connection, now=later, lease_seconds=30) == 1
-    assert runners.alive(rig.connection, now=later, lease_seconds=5) == 0
-    runners.delete(rig.connection, "runner_a")
-    assert runners.list_all(rig.connection) == ()
+    assert heartbeats.alive(rig.connection, now=later, lease_seconds=30) == 1
+    assert heartbeats.alive(rig.connection, now=later, lease_seconds=5) == 0
+    heartbeats.delete(rig.connection, "runner_a")
+    assert heartbeats.list_all(rig.connection) == ()
 
 
 # Rebuild (invariant 18) ------------------------------------------------------------------------

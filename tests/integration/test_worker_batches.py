@@ -365,7 +365,7 @@ async def test_the_sweep_removes_what_nothing_refers_to_and_no_more(rig: Rig) ->
         seconds = 0.0
         watchdogs = Watchdogs(
             writer=rig.plane.writer,
-            queue=rig.plane.queue,
+            read=rig.plane.read,
             objects=rig.plane.objects,
             clock=rig.plane.clock,
             steady_seconds=lambda: seconds,

@@ -166,7 +166,7 @@ async def test_a_worker_process_does_the_work_and_ends_soon_when_asked(rig: Rig)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "adapters.worker.loops",
+        "adapters.worker",
         env={**os.environ, **rig.settings.to_environment()},
         stdin=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,

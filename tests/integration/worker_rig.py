@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from adapters import kafka
-from adapters.bootstrap import WorkerPlane, worker_plane
+from adapters.bootstrap import ControlPlane, worker_plane
 from adapters.operators.actions import OpenedAccount, Operator
 from adapters.settings import Settings
-from adapters.worker.loops import Worker
+from adapters.worker.worker import Worker
 from domain.catalog import CATALOG
 from domain.commands.batches import CancelBatch, cancel_batch
 from domain.commands.create_batch import CreateBatch, create_batch
@@ -84,7 +84,7 @@ class Rig:
     """What tests do to a running worker."""
 
     settings: Settings
-    plane: WorkerPlane
+    plane: ControlPlane
     account: OpenedAccount
     clock_file: Path
     worker: asyncio.Task[None] | None = None

@@ -12,7 +12,7 @@ from adapters.event_log.event_store import EventStore, decode
 from adapters.event_log.postgres import Connection, connect
 from adapters.event_log.writer import Writer
 from domain.aggregate import Aggregate
-from projections.follower import ProjectionRunner
+from projections.follower import Follower
 from projections.projection import Projection, Statement
 from tests.conftest import Database
 from tests.counter import (
@@ -36,7 +36,7 @@ FOLLOWED_TABLE = """
 
 
 class Followed(Totals):
-    """The same rows as Totals, kept by the runner."""
+    """The same rows as Totals, kept by the follower."""
 
     name = "test_followed"
     tables = ("test_followed",)
@@ -87,10 +87,10 @@ def table(connecting: Callable[[], Connection], name: str) -> list[dict[str, obj
         return connection.execute(f"SELECT * FROM {name} ORDER BY id").fetchall()  # type: ignore[arg-type]
 
 
-def runner_of(
+def follower_of(
     connecting: Callable[[], Connection], projection: Projection, *, batch_size: int = 200
-) -> ProjectionRunner:
-    return ProjectionRunner(connecting, decode, [projection], batch_size=batch_size)
+) -> Follower:
+    return Follower(connecting, decode, [projection], batch_size=batch_size)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 200])
@@ -98,11 +98,11 @@ def test_every_split_into_batches_gives_the_inline_rows(
     writer: Writer, connecting: Callable[[], Connection], batch_size: int
 ) -> None:
     fill(writer)
-    runner = runner_of(connecting, Followed(), batch_size=batch_size)
-    assert runner.lag()["test_followed"] > 0
-    assert runner.catch_up() == 25
-    assert runner.catch_up() == 0
-    assert runner.lag() == {"test_followed": 0}
+    follower = follower_of(connecting, Followed(), batch_size=batch_size)
+    assert follower.lag()["test_followed"] > 0
+    assert follower.catch_up() == 25
+    assert follower.catch_up() == 0
+    assert follower.lag() == {"test_followed": 0}
     assert table(connecting, "test_followed") == table(connecting, "test_totals")
 
 
@@ -112,17 +112,17 @@ def test_a_crash_between_batches_repeats_and_loses_nothing(
     fill(writer)
     for fail_at in (4, 11, 12, 20):
         with pytest.raises(ValueError, match="crash"):
-            runner_of(connecting, Followed(fail_at=fail_at), batch_size=3).catch_up()
-    runner_of(connecting, Followed()).catch_up()
+            follower_of(connecting, Followed(fail_at=fail_at), batch_size=3).catch_up()
+    follower_of(connecting, Followed()).catch_up()
     assert table(connecting, "test_followed") == table(connecting, "test_totals")
 
 
-def test_two_runners_at_once_do_no_harm(
+def test_two_followers_at_once_do_no_harm(
     writer: Writer, connecting: Callable[[], Connection]
 ) -> None:
     fill(writer, additions=200)
-    runners = [runner_of(connecting, Followed(), batch_size=5) for _ in range(3)]
-    threads = [threading.Thread(target=runner.catch_up) for runner in runners]
+    followers = [follower_of(connecting, Followed(), batch_size=5) for _ in range(3)]
+    threads = [threading.Thread(target=follower.catch_up) for follower in followers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -134,27 +134,27 @@ def test_a_rebuild_gives_equal_rows_followed_or_inline(
     writer: Writer, connecting: Callable[[], Connection], database: Database
 ) -> None:
     fill(writer)
-    runner = runner_of(connecting, Followed(), batch_size=4)
-    runner.catch_up()
+    follower = follower_of(connecting, Followed(), batch_size=4)
+    follower.catch_up()
     before = table(connecting, "test_totals")
     with psycopg.connect(database.owner_url) as owner:
         owner.execute("UPDATE test_totals SET total = 7")
         owner.execute("UPDATE test_followed SET total = 8")
     for projection in (Totals(), Followed()):
-        assert runner.rebuild(projection) == 25
+        assert follower.rebuild(projection) == 25
     assert table(connecting, "test_totals") == before
     assert table(connecting, "test_followed") == before
     fill(writer, start=100)
-    runner.catch_up()
+    follower.catch_up()
     assert table(connecting, "test_followed") == table(connecting, "test_totals")
 
 
 def test_a_rebuild_during_writing_and_following_gives_equal_rows(
     writer: Writer, connecting: Callable[[], Connection]
 ) -> None:
-    runner = runner_of(connecting, Followed())
-    runner.start()
-    rebuilder = runner_of(connecting, Followed())
+    follower = follower_of(connecting, Followed())
+    follower.start()
+    rebuilder = follower_of(connecting, Followed())
     fill(writer, counters=2, additions=0)
     futures = [writer.submit(add, Add("cnt_0", amount=n), CONTEXT) for n in range(300)]
     for projection in (Followed(), Totals(), Followed()):
@@ -162,20 +162,20 @@ def test_a_rebuild_during_writing_and_following_gives_equal_rows(
     for future in futures:
         future.result(PATIENCE_SECONDS)
     rebuilder.catch_up()
-    runner.close()
+    follower.close()
     rows = table(connecting, "test_totals")
     assert rows[0]["total"] == sum(range(300))
     assert table(connecting, "test_followed") == rows
 
 
-def test_a_runner_whose_connection_dies_goes_on(
+def test_a_follower_whose_connection_dies_goes_on(
     writer: Writer, connecting: Callable[[], Connection], database: Database
 ) -> None:
-    runner = runner_of(connecting, Followed())
-    runner.start()
+    follower = follower_of(connecting, Followed())
+    follower.start()
     for round_number in range(3):
         fill(writer, counters=1, additions=3, start=round_number)
-        await_no_lag(runner)
+        await_no_lag(follower)
         with connect(database.superuser_url, name="test") as superuser:
             superuser.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -183,18 +183,18 @@ def test_a_runner_whose_connection_dies_goes_on(
                 " datname = current_database()"
             )
     fill(writer, counters=1, start=10)
-    await_no_lag(runner)
-    runner.close()
+    await_no_lag(follower)
+    follower.close()
     assert table(connecting, "test_followed") == table(connecting, "test_totals")
 
 
-def await_no_lag(runner: ProjectionRunner) -> None:
+def await_no_lag(follower: Follower) -> None:
     waiting = threading.Event()
     for _ in range(500):
         try:
-            if runner.lag() == {"test_followed": 0}:
+            if follower.lag() == {"test_followed": 0}:
                 return
         except psycopg.OperationalError:
             pass
         waiting.wait(0.01)
-    raise AssertionError("the runner does not catch up")
+    raise AssertionError("the follower does not catch up")

@@ -1,0 +1,194 @@
+"""The active worker: the one that starts, assigns, sends, validates, finalises and watches.
+
+`worker.py` makes one each time that it takes the lock, and keeps its loops going. Each is woken by
+the log's notifications and by a tick, since notifications can be lost. Nothing here decides
+anything: commands do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+import structlog
+from pydantic import ValidationError
+
+from adapters import kafka
+from adapters.bootstrap import ControlPlane
+from adapters.worker.batch_results import BatchResults
+from adapters.worker.batch_validation import BatchValidation
+from adapters.worker.broker_life import POLL_SECONDS, BrokerLife
+from adapters.worker.dispatcher import Dispatcher
+from adapters.worker.errands import Errands
+from adapters.worker.fleet import Fleet
+from adapters.worker.loops import Beat, Loop
+from adapters.worker.scheduler import Scheduler
+from adapters.worker.watchdogs import Watchdogs
+from domain.messages import Heartbeat
+from projections.direct import heartbeats
+from projections.work import open_work
+
+log = structlog.stdlib.get_logger(__name__)
+
+ROUND_SPACING_SECONDS = 0.02
+"""Between two rounds of one loop, however often it is woken."""
+DUE_MAX = 200
+"""How many batches of each kind are seen in one round."""
+VALIDATIONS_AT_ONCE = 2
+FINALISATIONS_AT_ONCE = 2
+
+Act = Callable[[], Awaitable[None]]
+
+
+class ActiveWorker:
+    """The loops of the one worker that holds the lock; made anew each time that it is taken."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        settings = plane.settings
+        self._plane = plane
+        self._settings = settings
+        self._tick_seconds = settings.scheduler_tick_seconds
+        self._woken: list[asyncio.Event] = []
+        self._fleet = Fleet(
+            lease_seconds=settings.lease_seconds,
+            heartbeat_seconds=settings.heartbeat_seconds,
+            steady_seconds=time.monotonic,
+        )
+        self._scheduler = Scheduler(
+            writer=plane.writer,
+            read=plane.read,
+            fleet=self._fleet,
+            steady_seconds=time.monotonic,
+        )
+        self._validation = BatchValidation(
+            writer=plane.writer,
+            read=plane.read,
+            objects=plane.objects,
+            chunk_requests=settings.batch_chunk_requests,
+        )
+        self._results = BatchResults(writer=plane.writer, objects=plane.objects)
+        self._watchdogs = Watchdogs(
+            writer=plane.writer,
+            read=plane.read,
+            objects=plane.objects,
+            clock=plane.clock,
+            steady_seconds=time.monotonic,
+        )
+
+    def loops(self) -> dict[str, Loop]:
+        """By the name that the log calls them."""
+        return {
+            "heartbeats": self._hear,
+            "start": lambda beat: self._rounds(self._scheduler.start_waiting, beat),
+            "explain": lambda beat: self._ticks(self._scheduler.explain_waits, beat),
+            "work": self._keep_work_running,
+            "validate": self._validate,
+            "finalize": self._finalize,
+            "watch": lambda beat: self._ticks(self._watchdogs.look, beat),
+        }
+
+    def wake(self) -> None:
+        """Something was appended to the log, or a runner was heard."""
+        for event in self._woken:
+            event.set()
+
+    async def _hear(self, beat: Beat) -> None:
+        consumer = await kafka.heartbeat_consumer(self._settings)
+        self._fleet.listen_anew()
+        try:
+            broker = BrokerLife(self._settings, consumer)
+            while True:
+                for record in await consumer.poll(timeout_seconds=POLL_SECONDS):
+                    await self._take_heartbeat(record.value)
+                await broker.check()
+                beat()
+        finally:
+            await consumer.stop()
+
+    async def _take_heartbeat(self, value: bytes) -> None:
+        try:
+            heard = Heartbeat.model_validate_json(value)
+        except ValidationError as error:
+            log.warning("unreadable heartbeat", errors=error.error_count())
+            return
+        self._fleet.hear(heard)
+        self.wake()
+        if heard.stopping:
+            await self._forget_runner(heard.runner_id)
+        else:
+            await self._plane.read(heartbeats.upsert, heard, seen_at=self._plane.clock.now())
+
+    async def _keep_work_running(self, beat: Beat) -> None:
+        producer = await kafka.producer(self._settings)
+        try:
+            dispatcher = Dispatcher(
+                writer=self._plane.writer,
+                producer=producer,
+                fleet=self._fleet,
+                broker_answers=lambda: kafka.answers(self._settings.kafka_bootstrap),
+            )
+
+            async def work_round() -> None:
+                for runner_id in self._fleet.look():
+                    await self._forget_runner(runner_id)
+                assigned = await self._plane.read(open_work.assigned)
+                new = await self._scheduler.assign_free(assigned)
+                known = {work.attempt for work in assigned}
+                added = [work for work in new if work.attempt not in known]
+                await dispatcher.reconcile([*assigned, *added])
+
+            await self._rounds(work_round, beat)
+        finally:
+            await producer.stop()
+
+    async def _forget_runner(self, runner_id: str) -> None:
+        await self._plane.read(heartbeats.delete, runner_id)
+
+    async def _validate(self, beat: Beat) -> None:
+        async def due() -> Sequence[str]:
+            return await self._plane.read(open_work.batches_to_validate, limit=DUE_MAX)
+
+        errands = Errands("validate", self._validation.validate, at_once=VALIDATIONS_AT_ONCE)
+        await self._run_errands(due, errands, beat)
+
+    async def _finalize(self, beat: Beat) -> None:
+        async def due() -> Sequence[str]:
+            return await self._plane.read(open_work.batches_to_finalize, limit=DUE_MAX)
+
+        errands = Errands("finalize", self._results.finalize, at_once=FINALISATIONS_AT_ONCE)
+        await self._run_errands(due, errands, beat)
+
+    async def _run_errands(
+        self, due: Callable[[], Awaitable[Sequence[str]]], errands: Errands, beat: Beat
+    ) -> None:
+        async def send_out() -> None:
+            errands.send(await due())
+
+        async with errands:
+            await self._rounds(send_out, beat)
+
+    async def _ticks(self, act: Act, beat: Beat) -> None:
+        """Acts at each tick alone: what only the passing of time makes due."""
+        while True:
+            await act()
+            beat()
+            await asyncio.sleep(self._tick_seconds)
+
+    async def _rounds(self, act: Act, beat: Beat) -> None:
+        """Acts when woken, and at each tick."""
+        woken = asyncio.Event()
+        self._woken.append(woken)
+        try:
+            while True:
+                woken.clear()
+                await act()
+                beat()
+                await asyncio.sleep(ROUND_SPACING_SECONDS)
+                # Not wait_for: in Python 3.11 it can swallow a cancellation.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._tick_seconds):
+                        await woken.wait()
+        finally:
+            self._woken.remove(woken)
