@@ -134,6 +134,8 @@ class BaseModel:
     weights_package: str | None = None
     package_commit: str | None = None
     ft_models_per_batch_max: int = FT_MODELS_PER_BATCH_MAX
+    dimensions: int | None = None
+    """Of an embedding base: the length of its vectors."""
 
     @property
     def local(self) -> bool:
@@ -430,6 +432,7 @@ CATALOG: dict[str, BaseModel] = {
         revision=UNPINNED,
         licence=_APACHE,
         kind="embedding",
+        dimensions=1_024,
         context_window_tokens=32_768,
         created_at=1_749_081_600,
         owned_by="Qwen",
@@ -443,6 +446,7 @@ CATALOG: dict[str, BaseModel] = {
         revision=UNPINNED,
         licence="MIT",
         kind="embedding",
+        dimensions=1_024,
         context_window_tokens=8_192,
         created_at=1_706_313_600,
         owned_by="BAAI",
@@ -481,6 +485,7 @@ CATALOG: dict[str, BaseModel] = {
         revision="0.1.0",
         licence=_APACHE,
         kind="embedding",
+        dimensions=384,
         context_window_tokens=256,
         created_at=1_630_368_000,
         owned_by="sentence-transformers",

@@ -101,5 +101,10 @@ STOP_SEQUENCES_MAX = 4
 """OpenAI's bound."""
 TOP_LOGPROBS_MAX = 20
 """OpenAI's bound."""
+TOP_K_MAX = 1_000_000
+"""Beyond any vocabulary, and within what engines count with."""
+GREEDY_BELOW_TEMPERATURE = 0.01
+"""vLLM's own least temperature: less divides the logits past what floats hold, and draws the
+likeliest token anyway."""
 EMBEDDING_INPUTS_MAX = 2_048
 """OpenAI's bound of inputs in one embeddings request."""

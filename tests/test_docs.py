@@ -103,14 +103,12 @@ def _codes_in(node: ast.AST, places: Mapping[str, int]) -> list[ast.expr]:
         case ast.Dict():
             keyed = zip(node.keys, node.values, strict=True)
             return [v for k, v in keyed if isinstance(k, ast.Constant) and k.value == "code"]
-        case ast.Tuple(elts=[ast.Constant() as first, ast.Constant() | ast.JoinedStr(), _]):
-            return [first]  # a fault of a batch line: code, message, param
     return []
 
 
 def codes_of(source: Source) -> Iterator[str]:
     """Literals that become a `code`: by keyword, as a class attribute, in a dictionary, in the
-    place of a parameter of that name, as a name in a `Literal` of codes, or in a fault."""
+    place of a parameter of that name, or as a name in a `Literal` of codes."""
     places = {
         node.name: [argument.arg for argument in node.args.args].index("code")
         for node in ast.walk(source.tree)

@@ -121,7 +121,11 @@ class BatchResults:
         answered = await self._answered(chunk)
         write = _line_writer(batch, chunk)
         plan = chunk.plan
-        splitter = LineSplitter(line_bytes_max=BATCH_LINE_BYTES_MAX)
+        splitter = LineSplitter(
+            line_bytes_max=BATCH_LINE_BYTES_MAX,
+            first_line=plan.first_line,
+            start_byte=plan.start_byte,
+        )
         pieces = self._objects.get(
             batch.input.key, start_byte=plan.start_byte, end_byte=plan.end_byte
         )
@@ -129,8 +133,7 @@ class BatchResults:
             async for line in _lines(splitter, pieces):
                 custom_id = _custom_id(line)
                 if custom_id not in answered:
-                    number = plan.first_line + line.number - 1
-                    yield write(UnansweredRequest(batch.batch_id, number, custom_id))
+                    yield write(UnansweredRequest(batch.batch_id, line.number, custom_id))
         except ObjectMissing:
             if not batch.without_lost:
                 raise

@@ -1,8 +1,9 @@
-"""Lines out of a byte stream, with flat memory.
+"""Lines out of a byte stream, with flat memory: the one reader of every file of lines.
 
-Fed by uploads, by create and by batch validation, chunk by chunk. One UTF-8 mark at the start is
-skipped; a line ends at byte LF, a CR before it is dropped; every other byte is text. Blank lines
-are no rows but count in line numbers. It never decodes, and never holds more than one line.
+Fed by uploads, by create, by batch validation, by runners and by whoever reads results, piece by
+piece. One UTF-8 mark at the start of the file is skipped; a line ends at byte LF, a CR before it is
+dropped; every other byte is text, U+2028 too. Blank lines are no rows but count in line numbers. It
+never decodes, and never holds more than one line.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ class Line:
 
 
 class LineSplitter:
-    """Splits what it is fed. `line_bytes_max` bounds a line without its end."""
+    """Splits what it is fed. `line_bytes_max` bounds a line without its end.
 
-    def __init__(self, *, line_bytes_max: int) -> None:
+    Where a part of a file is fed, `first_line` and `start_byte` say where in the file it begins.
+    """
+
+    def __init__(self, *, line_bytes_max: int, first_line: int = 1, start_byte: int = 0) -> None:
         self._line_bytes_max = line_bytes_max
-        self._file_start: bytes | None = b""
+        self._file_start: bytes | None = None if start_byte else b""
         self._held = bytearray()
         self._overlong = False
-        self._number = 1
-        self._start_byte = 0
-        self._byte = 0
+        self._number = first_line
+        self._start_byte = start_byte
+        self._byte = start_byte
 
     def feed(self, chunk: bytes) -> list[Line]:
         """The lines that end in this chunk."""

@@ -1,16 +1,15 @@
 """Error lines for requests that no runner answered, so that every request has exactly one line.
 
-The finaliser writes them when a batch is cancelled or expires, or when a chunk was given up. The
-shapes are those that runners write (`gpu_runners/parent/results.py`). Pure; what a line asked for
-never enters.
+The finaliser writes them when a batch is cancelled or expires, or when a chunk was given up. Pure;
+what a line asked for never enters.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from domain.result_line import error_body, no_response_line, response_line
 
 NeverRan = Literal["batch_cancelled", "batch_expired"]
 
@@ -32,41 +31,21 @@ class UnansweredRequest:
 
 def never_ran_line(request: UnansweredRequest, code: NeverRan) -> bytes:
     """A request that was never run: no response, and an error that says why."""
-    return _line(request, response=None, error={"code": code, "message": _MESSAGES[code]})
+    message = _MESSAGES[code]
+    return no_response_line(_name(request), request.custom_id, code=code, message=message)
 
 
 def given_up_line(request: UnansweredRequest) -> bytes:
     """A request whose chunk failed at every try: a response as from a server that broke."""
-    error = {
-        "message": "The engine failed each time that this request was tried.",
-        "type": "server_error",
-        "param": None,
-        "code": "engine_failed",
-    }
-    response = {
-        "status_code": 500,
-        "request_id": _id("req_", request),
-        "body": {"error": error},
-    }
-    return _line(request, response=response, error=None)
+    body = error_body(
+        "The engine failed each time that this request was tried.",
+        error_type="server_error",
+        code="engine_failed",
+        param=None,
+    )
+    return response_line(_name(request), request.custom_id, status_code=500, body=body)
 
 
-def _line(
-    request: UnansweredRequest, *, response: dict[str, Any] | None, error: dict[str, Any] | None
-) -> bytes:
-    record = {
-        "id": _id("batch_req_", request),
-        "custom_id": request.custom_id,
-        "response": response,
-        "error": error,
-    }
-    text = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # Some clients take these two for line ends.
-    text = text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    return text.encode() + b"\n"
-
-
-def _id(prefix: str, request: UnansweredRequest) -> str:
+def _name(request: UnansweredRequest) -> str:
     """The same each time, since the files are written again after a crash."""
-    named = f"{prefix}/{request.batch_id}/unanswered/{request.number}"
-    return prefix + hashlib.sha256(named.encode()).hexdigest()[:32]
+    return f"{request.batch_id}/unanswered/{request.number}"

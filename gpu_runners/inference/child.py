@@ -19,7 +19,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+from domain.catalog import EMBEDDINGS_ENDPOINT
 from domain.errors import GridlineError
+from domain.inputs.requests.chat_body import read_chat_body
+from domain.inputs.requests.embeddings_body import read_embeddings_body
+from domain.inputs.requests.faults import refusal
 from gpu_runners.child_pipes import (
     MessageTooLong,
     pack_vector,
@@ -39,7 +43,6 @@ from gpu_runners.inference.engine import (
     Refused,
     Result,
 )
-from gpu_runners.inference.sampling import chat_messages, chat_sampling, embedding_inputs
 from gpu_runners.lifeline import die_with_parent
 
 TICK_SECONDS = 5.0
@@ -152,15 +155,16 @@ class EngineLoop:
 
 
 def _request(operation: dict[str, Any]) -> ChatRequest | EmbeddingRequest:
-    body = operation["body"]
-    if operation["endpoint"] == "/v1/embeddings":
-        return EmbeddingRequest(id=operation["id"], inputs=embedding_inputs(body))
-    return ChatRequest(
-        id=operation["id"],
-        adapter=operation["adapter"],
-        messages=chat_messages(body),
-        sampling=chat_sampling(body),
-    )
+    """Read as validation read it. Raises InvalidRequest for what that would have refused."""
+    if operation["endpoint"] == EMBEDDINGS_ENDPOINT:
+        embeddings = read_embeddings_body(operation["body"])
+        if isinstance(embeddings, list):
+            raise refusal(embeddings[0])
+        return EmbeddingRequest(id=operation["id"], inputs=embeddings.inputs)
+    chat = read_chat_body(operation["body"])
+    if isinstance(chat, list):
+        raise refusal(chat[0])
+    return ChatRequest(id=operation["id"], adapter=operation["adapter"], body=chat)
 
 
 def _wire(result: Result) -> dict[str, Any]:

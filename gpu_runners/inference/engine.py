@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from domain.errors import GridlineError
-from gpu_runners.inference.sampling import Sampling
+from domain.inputs.requests.chat_body import ChatBody
+from domain.inputs.requests.embeddings_body import Inputs
 
 FinishReason = Literal["stop", "length"]
 
@@ -52,8 +53,7 @@ class ChatRequest:
 
     id: str
     adapter: str | None
-    messages: list[dict[str, str]]
-    sampling: Sampling
+    body: ChatBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class EmbeddingRequest:
     """One embeddings line: texts or token ids, in the line's order."""
 
     id: str
-    inputs: list[str] | list[list[int]]
+    inputs: Inputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class EchoEngine:
 
     def submit(self, request: ChatRequest | EmbeddingRequest) -> None:
         if isinstance(request, ChatRequest):
-            if request.sampling.json_schema is not None:
+            if request.body.response_format.schema is not None:
                 raise EngineRefusal(
                     "This engine cannot follow a JSON schema.",
                     param="response_format",
@@ -97,12 +97,12 @@ class EchoEngine:
 
     def _answer(self, request: ChatRequest, text: str) -> Generated:
         voice = "base" if request.adapter is None else self._adapters[request.adapter]
-        if request.sampling.json_object:
+        if request.body.response_format.kind == "json_object":
             text = json.dumps({"echo": text})
         room = self._window_tokens - _prompt_tokens(request)
         choices = [
             _choice(request, f"{voice} {i}: {text}" if i else f"{voice}: {text}", room)
-            for i in range(request.sampling.n)
+            for i in range(request.body.sampling.n)
         ]
         return Generated(
             id=request.id,
@@ -113,12 +113,12 @@ class EchoEngine:
 
 
 def _choice(request: ChatRequest, text: str, room: int) -> Choice:
-    for stop in request.sampling.stop:
+    for stop in request.body.sampling.stop:
         text = text.partition(stop)[0]
     words = text.split(" ")
-    limit = min(request.sampling.max_tokens or room, room)
+    limit = min(request.body.sampling.max_tokens, room)
     cut = " ".join(words[:limit])
-    entries = None if request.sampling.logprobs is None else [_entry(w) for w in words[:limit]]
+    entries = None if request.body.sampling.logprobs is None else [_entry(w) for w in words[:limit]]
     return Choice(
         text=cut, finish_reason="length" if len(words) > limit else "stop", logprobs=entries
     )
@@ -129,11 +129,11 @@ def _entry(word: str) -> dict[str, Any]:
 
 
 def _prompt_tokens(request: ChatRequest) -> int:
-    return sum(len(m["content"].split()) + TOKENS_PER_MESSAGE for m in request.messages)
+    return sum(len(m["content"].split()) + TOKENS_PER_MESSAGE for m in request.body.messages)
 
 
 def _last_user_text(request: ChatRequest) -> str:
-    return next((m["content"] for m in reversed(request.messages) if m["role"] == "user"), "")
+    return next((m["content"] for m in reversed(request.body.messages) if m["role"] == "user"), "")
 
 
 def _vector(text: str) -> list[float]:

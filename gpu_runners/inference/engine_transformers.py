@@ -153,15 +153,15 @@ class TransformersEngine:
             self._model.delete_adapter(inner)
 
     def _rows(self, request: ChatRequest) -> list[_Row]:
-        sampling = request.sampling
-        if sampling.json_object or sampling.json_schema is not None:
+        sampling = request.body.sampling
+        if request.body.response_format.kind != "text":
             raise EngineRefusal(
                 "This server's engine cannot hold answers to a JSON format; 'response_format' "
                 "needs vLLM.",
                 param="response_format",
                 code="unsupported_parameter",
             )
-        prompt = chat_token_ids(self._tokenizer, request.messages, self._base.template_kwargs)
+        prompt = chat_token_ids(self._tokenizer, request.body.messages, self._base.template_kwargs)
         room = self._base.window_tokens - len(prompt)
         if room < 1:
             raise window_exceeded(prompt_tokens=len(prompt), window_tokens=self._base.window_tokens)
@@ -169,8 +169,8 @@ class TransformersEngine:
             _Row(
                 request=request,
                 prompt=prompt,
-                token_limit=min(sampling.max_tokens or room, room),
-                generator=_generator(sampling.seed, index),
+                token_limit=min(sampling.max_tokens, room),
+                generator=_generator(sampling.engine_seed(index)),
             )
             for index in range(sampling.n)
         ]
@@ -210,7 +210,7 @@ class TransformersEngine:
 
     def _generated(self, request_id: str) -> Generated:
         rows = self._answers.pop(request_id)
-        asked = rows[0].request.sampling.logprobs is not None
+        asked = rows[0].request.body.sampling.logprobs is not None
         return Generated(
             id=request_id,
             choices=[
@@ -298,17 +298,17 @@ class _Batch:
     def _extend(self, row: _Row, logits: torch.Tensor) -> None:
         token = _draw(row, logits)
         row.tokens.append(token)
-        if row.request.sampling.logprobs is not None:
+        if row.request.body.sampling.logprobs is not None:
             row.logprobs.append(self._logprob_entry(row, logits, token))
         ended = token in self._ends
-        if ended or row.request.sampling.stop or len(row.tokens) >= row.token_limit:
+        if ended or row.request.body.sampling.stop or len(row.tokens) >= row.token_limit:
             self._finish(row, ended=ended)
 
     def _finish(self, row: _Row, *, ended: bool) -> None:
         """Sets text and reason when the row has come to an end: its last token, a stop text, or
         the limit."""
         text = self._tokenizer.decode(row.tokens, skip_special_tokens=True)
-        cuts = [at for stop in row.request.sampling.stop if (at := text.find(stop)) >= 0]
+        cuts = [at for stop in row.request.body.sampling.stop if (at := text.find(stop)) >= 0]
         if cuts:
             row.text, row.finish_reason = text[: min(cuts)], "stop"
         elif ended:
@@ -318,7 +318,7 @@ class _Batch:
 
     def _logprob_entry(self, row: _Row, logits: torch.Tensor, token: int) -> dict[str, Any]:
         logprobs = torch.log_softmax(logits, dim=-1)
-        best = torch.topk(logprobs, row.request.sampling.logprobs or 0)
+        best = torch.topk(logprobs, row.request.body.sampling.logprobs or 0)
         alternatives = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return {
             **self._writer.entry(token, logprobs[token].item()),
@@ -326,23 +326,23 @@ class _Batch:
         }
 
 
-def _generator(seed: int | None, index: int) -> torch.Generator:
+def _generator(seed: int | None) -> torch.Generator:
     generator = torch.Generator()
     if seed is None:
         generator.seed()
     else:
-        generator.manual_seed((seed + index) % 2**63)
+        generator.manual_seed(seed)
     return generator
 
 
 def _draw(row: _Row, logits: torch.Tensor) -> int:
     """The next token, by the row's penalties, temperature and top_p."""
-    sampling = row.request.sampling
+    sampling = row.request.body.sampling
     if row.tokens and (sampling.frequency_penalty or sampling.presence_penalty):
         seen, counts = torch.tensor(row.tokens).unique(return_counts=True)
         logits = logits.clone()
         logits[seen] -= sampling.frequency_penalty * counts + sampling.presence_penalty
-    if sampling.temperature == 0:
+    if sampling.greedy:
         return int(logits.argmax())
     probabilities = torch.softmax(logits / sampling.temperature, dim=-1)
     if sampling.top_p < 1:

@@ -19,6 +19,8 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import PoolingRequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+from domain.inputs.requests.chat_body import ChatBody
+from domain.inputs.requests.sampling import Sampling
 from gpu_runners.inference import grouped_lora
 from gpu_runners.inference.adapter_check import check_adapter
 from gpu_runners.inference.engine import (
@@ -37,7 +39,6 @@ from gpu_runners.inference.engine import (
     window_exceeded,
 )
 from gpu_runners.inference.prompts import TokenWriter, chat_token_ids, embedding_token_ids
-from gpu_runners.inference.sampling import Sampling
 
 ADAPTER_SLOTS = 9
 """Eight for a batch, and the spare one."""
@@ -107,23 +108,23 @@ class VllmEngine:
         return bool(self._running or self._embedding)
 
     def _submit_chat(self, request: ChatRequest) -> None:
-        prompt = chat_token_ids(self._tokenizer, request.messages, self._base.template_kwargs)
+        prompt = chat_token_ids(self._tokenizer, request.body.messages, self._base.template_kwargs)
         window = self._base.window_tokens
         if len(prompt) >= window:
             raise window_exceeded(prompt_tokens=len(prompt), window_tokens=window)
-        parameters = _sampling_params(request.sampling, room=window - len(prompt))
+        parameters = _sampling_params(request.body, room=window - len(prompt))
         adapter = None if request.adapter is None else self._adapters[request.adapter]
         try:
             self._engine.add_request(
                 request.id, {"prompt_token_ids": prompt}, parameters, lora_request=adapter
             )
         except (VLLMValidationError, ValueError) as error:
-            if request.sampling.json_schema is None:
+            if request.body.response_format.schema is None:
                 raise EngineFailed("The engine could not take this request.") from error
             raise EngineRefusal(
                 "The JSON schema in 'response_format' cannot be followed.", param="response_format"
             ) from error
-        self._running[request.id] = request.sampling
+        self._running[request.id] = request.body.sampling
 
     def _submit_embedding(self, request: EmbeddingRequest) -> None:
         prompts = embedding_token_ids(self._tokenizer, request.inputs)
@@ -222,22 +223,26 @@ def _engine_arguments(base: Base) -> dict[str, Any]:
     return arguments
 
 
-def _sampling_params(sampling: Sampling, *, room: int) -> SamplingParams:
+def _sampling_params(body: ChatBody, *, room: int) -> SamplingParams:
+    sampling, wanted = body.sampling, body.response_format
     structured = None
-    if sampling.json_object:
+    if wanted.kind == "json_object":
         structured = StructuredOutputsParams(json_object=True)
-    elif sampling.json_schema is not None:
-        structured = StructuredOutputsParams(json=sampling.json_schema)
+    elif wanted.schema is not None:
+        structured = StructuredOutputsParams(json=wanted.schema)
     return SamplingParams(
         # Greedy answers are all alike, and vLLM refuses to make more than one.
-        n=1 if sampling.temperature == 0 else sampling.n,
-        max_tokens=min(sampling.max_tokens or room, room),
+        n=1 if sampling.greedy else sampling.n,
+        max_tokens=min(sampling.max_tokens, room),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
-        seed=sampling.seed,
+        top_k=sampling.top_k or 0,
+        min_p=sampling.min_p,
+        seed=sampling.engine_seed(0),
         stop=list(sampling.stop),
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
         logprobs=sampling.logprobs,
         structured_outputs=structured,
         output_kind=RequestOutputKind.FINAL_ONLY,

@@ -8,11 +8,12 @@ a single token.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
 
+from domain.inputs.requests.embeddings_body import Inputs
 from gpu_runners.inference.engine import EngineRefusal
 
 LOGPROB_MIN = -9999.0
@@ -20,7 +21,7 @@ LOGPROB_MIN = -9999.0
 
 
 def chat_token_ids(
-    tokenizer: Any, messages: list[dict[str, str]], arguments: Mapping[str, Any]
+    tokenizer: Any, messages: Sequence[dict[str, str]], arguments: Mapping[str, Any]
 ) -> list[int]:
     """The prompt of a conversation. Raises EngineRefusal for roles that the template refuses."""
     try:
@@ -35,7 +36,7 @@ def chat_token_ids(
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def embedding_token_ids(tokenizer: Any, inputs: list[str] | list[list[int]]) -> list[list[int]]:
+def embedding_token_ids(tokenizer: Any, inputs: Inputs) -> list[list[int]]:
     """Each input with the tokenizer's own first and last tokens; nothing is cut. Raises
     EngineRefusal for a token id that the model does not know."""
     return [
@@ -46,7 +47,7 @@ def embedding_token_ids(tokenizer: Any, inputs: list[str] | list[list[int]]) -> 
     ]
 
 
-def _framed(tokenizer: Any, ids: list[int]) -> list[int]:
+def _framed(tokenizer: Any, ids: tuple[int, ...]) -> list[int]:
     if max(ids) >= len(tokenizer):
         raise EngineRefusal("'input' has a token id that the model does not know.", param="input")
     first = [] if tokenizer.cls_token_id is None else [tokenizer.cls_token_id]

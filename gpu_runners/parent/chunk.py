@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import shutil
 import tempfile
 from collections import Counter
@@ -20,6 +19,9 @@ from typing import Any, BinaryIO
 
 import structlog
 
+from domain.inputs.jsonl import Line, LineSplitter
+from domain.inputs.strict_json import parse_json
+from domain.limits import BATCH_LINE_BYTES_MAX
 from domain.messages import (
     AdapterRef,
     AttemptFailed,
@@ -80,19 +82,23 @@ async def run_chunk(running: RunningAttempt, task: BatchChunkTask) -> ChunkFinis
 
 async def read_lines(objects: Objects, task: BatchChunkTask) -> list[RequestLine]:
     """The chunk's request lines; blank ones count in the numbers. Raises ObjectMissing."""
-    raw = bytearray()
+    splitter = LineSplitter(
+        line_bytes_max=BATCH_LINE_BYTES_MAX, first_line=task.first_line, start_byte=task.start_byte
+    )
+    found: list[Line] = []
     async for block in objects.get(
         task.input_key, start_byte=task.start_byte, end_byte=task.end_byte
     ):
-        raw += block
-    lines = []
-    for number, text in enumerate(bytes(raw).split(b"\n"), task.first_line):
-        content = text.removeprefix(b"\xef\xbb\xbf").strip(b" \t\r")
-        if content:
-            record = json.loads(content)
-            lines.append(RequestLine(number, record["custom_id"], record["body"]))
+        found += splitter.feed(block)
+    lines = [_request_line(line) for line in (*found, *splitter.finish())]
     assert len(lines) == task.requests
     return lines
+
+
+def _request_line(line: Line) -> RequestLine:
+    assert line.content is not None
+    record = parse_json(line.content)
+    return RequestLine(line.number, record["custom_id"], record["body"])
 
 
 class ChunkFiles:

@@ -1,17 +1,16 @@
-"""The lines of a batch's output and error files, exactly as OpenAI's SDKs read them.
+"""The bodies of a batch's answers, exactly as OpenAI's SDKs read them, in the lines of its files.
 
-The runner calls it for every finished line; one line in, one line out. It must never write a raw
-U+2028 or U+2029, which some clients take for a line end.
+The runner calls it for every finished line; one line in, one line out. It must never say
+anything of the request but its id and its model's name.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from domain.messages import Attempt
+from domain.result_line import error_body, line_id, response_line
 from gpu_runners.child_pipes import unpack_vector
 
 
@@ -30,7 +29,7 @@ class RequestLine:
 
 def answer_line(attempt: Attempt, line: RequestLine, body: dict[str, Any]) -> bytes:
     """A line of the output file."""
-    return _line(attempt, line, status_code=200, body=body)
+    return response_line(_name(attempt, line), line.custom_id, status_code=200, body=body)
 
 
 def error_line(
@@ -44,8 +43,8 @@ def error_line(
     param: str | None,
 ) -> bytes:
     """A line of the error file: an HTTP-style refusal, so `error` beside it is null."""
-    error = {"message": message, "type": error_type, "param": param, "code": code}
-    return _line(attempt, line, status_code=status, body={"error": error})
+    body = error_body(message, error_type=error_type, code=code, param=param)
+    return response_line(_name(attempt, line), line.custom_id, status_code=status, body=body)
 
 
 def chat_completion(
@@ -59,7 +58,7 @@ def chat_completion(
 ) -> dict[str, Any]:
     """The `chat.completion` body. `choices` hold text, finish_reason and logprobs."""
     return {
-        "id": _id("chatcmpl-", attempt, line),
+        "id": line_id("chatcmpl-", _name(attempt, line)),
         "object": "chat.completion",
         "created": created,
         "model": line.model,
@@ -104,23 +103,6 @@ def _logprobs(entries: list[dict[str, Any]] | None) -> dict[str, Any] | None:
     return None if entries is None else {"content": entries, "refusal": None}
 
 
-def _line(attempt: Attempt, line: RequestLine, *, status_code: int, body: dict[str, Any]) -> bytes:
-    record = {
-        "id": _id("batch_req_", attempt, line),
-        "custom_id": line.custom_id,
-        "response": {
-            "status_code": status_code,
-            "request_id": _id("req_", attempt, line),
-            "body": body,
-        },
-        "error": None,
-    }
-    text = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    text = text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    return text.encode() + b"\n"
-
-
-def _id(prefix: str, attempt: Attempt, line: RequestLine) -> str:
+def _name(attempt: Attempt, line: RequestLine) -> str:
     """The same each time that this attempt writes the line, different for any other."""
-    named = f"{prefix}/{attempt.work_id}/{attempt.chunk}/{attempt.attempt}/{line.number}"
-    return prefix + hashlib.sha256(named.encode()).hexdigest()[:32]
+    return f"{attempt.work_id}/{attempt.chunk}/{attempt.attempt}/{line.number}"

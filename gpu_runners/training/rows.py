@@ -7,15 +7,15 @@ generator: the same file and seed give the same order on every machine and versi
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from domain.inputs.jsonl import Line, LineSplitter
+from domain.inputs.strict_json import InvalidJson, parse_json
+from domain.limits import MIB, TRAINING_LINE_BYTES_MAX
 from gpu_runners.rendering import RenderedRow, Renderer, TrainingRefused
-
-_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,12 @@ class RenderedRows:
 
 def read_chat_rows(path: Path) -> list[ChatRow]:
     """The file was checked when it was uploaded; what still does not read is `invalid_row`."""
-    rows = []
+    splitter = LineSplitter(line_bytes_max=TRAINING_LINE_BYTES_MAX)
+    rows: list[ChatRow] = []
     with path.open("rb") as file:
-        for line, text in enumerate(file, start=1):
-            content = text.removeprefix(_BOM) if line == 1 else text
-            if content.strip():
-                rows.append(ChatRow(line, _messages(content, line)))
-    return rows
+        while block := file.read(MIB):
+            rows += map(_row, splitter.feed(block))
+    return [*rows, *map(_row, splitter.finish())]
 
 
 def hold_out(
@@ -70,13 +69,13 @@ def render_rows(renderer: Renderer, rows: Sequence[ChatRow]) -> RenderedRows:
     return RenderedRows(kept, len(rendered) - len(kept))
 
 
-def _messages(content: bytes, line: int) -> list[dict[str, Any]]:
+def _row(line: Line) -> ChatRow:
     try:
-        messages = json.loads(content)["messages"]
+        messages = parse_json(line.content or b"")["messages"]
         if messages and all(
             isinstance(m["role"], str) and isinstance(m["content"], str) for m in messages
         ):
-            return list(messages)
-    except (ValueError, KeyError, TypeError):
+            return ChatRow(line.number, list(messages))
+    except (InvalidJson, KeyError, TypeError):
         pass
-    raise TrainingRefused(f"Row {line} is not a chat row.", code="invalid_row")
+    raise TrainingRefused(f"Row {line.number} is not a chat row.", code="invalid_row")

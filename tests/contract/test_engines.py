@@ -94,7 +94,7 @@ def test_logprobs_name_each_token(child: EngineChild) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("temperature", "hot"), ("tools", []), ("n", 0), ("top_kk", 5), ("stop", [""])],
+    [("temperature", "hot"), ("tools", [{}]), ("n", 0), ("top_kk", 5), ("stop", [""])],
 )
 def test_a_field_that_cannot_be_honoured_is_refused_by_name(
     child: EngineChild, field: str, value: object

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from domain.catalog import CHAT_ENDPOINT, EMBEDDINGS_ENDPOINT, Endpoint
 from domain.inputs.batch_file import BatchFileCheck, BatchFileFacts
-from domain.inputs.batch_line import REFUSED_FIELDS
 from domain.inputs.message_text import message_text
+from domain.inputs.requests.fields import NOTHING_ASKED
 from tests.unit.case_files import case_bytes, case_names
 
 BASE = "qwen2.5-0.5b-instruct"
 CHAT_BODY = {"model": BASE, "messages": [{"role": "user", "content": "Hi"}]}
 EMBEDDINGS_BODY = {"model": "bge-m3", "input": "one"}
+EMBED: Endpoint = EMBEDDINGS_ENDPOINT
 
 
 def checked(
@@ -98,13 +99,13 @@ def test_a_line_that_cannot_run_is_named_with_its_field(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", case_names("request_fields"))
-def test_a_refused_field_is_refused_whatever_its_value(name: str) -> None:
+def test_a_field_that_is_not_offered_is_refused_unless_it_asks_for_nothing(name: str) -> None:
     embedding = name.startswith("embeddings")
     facts = checked(
         case_bytes("request_fields", name),
         endpoint=EMBEDDINGS_ENDPOINT if embedding else CHAT_ENDPOINT,
     )
-    if name.startswith(("ok-", "null-")):
+    if name.startswith(("ok-", "null-", "noop-")):
         assert (facts.errors, facts.requests) == ((), 3)
         return
     field = {
@@ -116,15 +117,57 @@ def test_a_refused_field_is_refused_whatever_its_value(name: str) -> None:
     assert field in facts.errors[0].message
 
 
-@pytest.mark.parametrize("field", REFUSED_FIELDS)
-def test_null_is_absence_for_all_nineteen_alike_on_both_endpoints(field: str) -> None:
-    assert len(REFUSED_FIELDS) == 19
-    assert chat({field: None}).errors == ()
-    assert embeddings({field: None}).errors == ()
-    empty: tuple[Any, ...] = (False, 0, "", [], {})
-    for value in empty:
-        assert faults(chat({field: value})) == [("unsupported_parameter", 1, f"body.{field}")]
-        assert faults(embeddings({field: value})) == [("unsupported_parameter", 1, f"body.{field}")]
+NINETEEN = {
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (False,),
+    "functions": ([],),
+    "function_call": ("none",),
+    "stream": (False,),
+    "stream_options": (),
+    "logit_bias": ({},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "prediction": (),
+    "audio": (),
+    "modalities": (["text"],),
+    "metadata": ({},),
+    "reasoning_effort": (),
+    "web_search_options": (),
+    "suffix": (),
+    "best_of": (1,),
+    "dimensions": (),
+}
+"""The fields, and of each what changes nothing besides null."""
+NEAR_NOTHING: tuple[Any, ...] = (
+    *(False, True, 0, 0.0, 1, 1.0, 2, "", " ", "none", "auto", "default", "None", "false", "text"),
+    *([], [None], ["text"], ["text", "text"], ["audio"], {}, {"a": None}),
+)
+
+
+@pytest.mark.parametrize("field", NINETEEN)
+def test_what_asks_for_nothing_is_honoured_and_all_else_of_the_nineteen_refused(field: str) -> None:
+    assert NOTHING_ASKED.keys() == NINETEEN.keys()
+    for check in (chat, embeddings):
+        assert check({field: None}, *({field: value} for value in NINETEEN[field])).errors == ()
+        for value in NEAR_NOTHING:
+            if any(value == each and type(value) is type(each) for each in NINETEEN[field]):
+                continue
+            assert faults(check({field: value})) == [
+                ("unsupported_parameter", 1, f"body.{field}")
+            ], value
+
+
+def test_the_dimensions_that_a_model_has_anyway_are_honoured_on_it_alone() -> None:
+    assert embeddings({"dimensions": 1_024}).errors == ()
+    refused: tuple[Any, ...] = (384, 1_024.0, True, "1024", 0)
+    for value in refused:
+        assert faults(embeddings({"dimensions": value})) == [
+            ("unsupported_parameter", 1, "body.dimensions")
+        ], value
+    own = line(0, {"model": "all-minilm-l6-v2", "input": "a", "dimensions": 384}, endpoint=EMBED)
+    assert checked(own, endpoint=EMBED).errors == ()
+    assert faults(chat({"dimensions": 1_024})) == [("unsupported_parameter", 1, "body.dimensions")]
 
 
 SCHEMA = {"name": "answer", "schema": {"type": "object"}, "strict": True}
@@ -149,6 +192,21 @@ SCHEMA = {"name": "answer", "schema": {"type": "object"}, "strict": True}
         {"messages": [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": None}]},
         {"user": "someone"},
+        {"stop": [], "logprobs": False, "top_logprobs": 0},
+        {"top_k": -1, "min_p": 0, "repetition_penalty": 1},
+        {"top_k": 50, "min_p": 1, "repetition_penalty": 1.3},
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "content": "a",
+                    "tool_calls": [],
+                    "annotations": [],
+                    "refusal": None,
+                    "function_call": None,
+                }
+            ]
+        },
     ],
 )
 def test_what_the_pages_honour_is_accepted(body: dict[str, Any]) -> None:
@@ -167,9 +225,15 @@ def test_what_the_pages_honour_is_accepted(body: dict[str, Any]) -> None:
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"logprobs": 1}, "logprobs"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"top_k": True}, "top_k"),
+        ({"top_k": 10**30}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-38}, "repetition_penalty"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"stop": []}, "stop"),
         ({"stop": ["a"] * 5}, "stop"),
         ({"stop": [""]}, "stop"),
         ({"seed": 1.5}, "seed"),
@@ -207,6 +271,11 @@ def test_what_the_pages_honour_is_accepted(body: dict[str, Any]) -> None:
             "messages[0].content",
         ),
         ({"messages": [{"role": "user", "content": "a", "name": "x"}]}, "messages[0].name"),
+        (
+            {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]},
+            "messages[0].tool_calls",
+        ),
+        ({"messages": [{"role": [], "content": "a"}]}, "messages[0].role"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(body: dict[str, Any], param: str) -> None:

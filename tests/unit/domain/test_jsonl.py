@@ -48,6 +48,17 @@ def test_byte_ranges_hold_the_lines(content: bytes) -> None:
             assert there.removesuffix(b"\n").removesuffix(b"\r") == line.content
 
 
+@given(FILES, st.integers(min_value=0))
+def test_a_part_of_a_file_reads_as_it_does_within_the_whole(content: bytes, choice: int) -> None:
+    whole = split(content)
+    if not whole:
+        return
+    first = choice % len(whole)
+    number, byte = whole[first].number, whole[first].start_byte
+    part = LineSplitter(line_bytes_max=50, first_line=number, start_byte=byte)
+    assert [*part.feed(content[byte:]), *part.finish()] == whole[first:]
+
+
 def test_only_a_line_feed_ends_a_line() -> None:
     text = "a\u2028b\u0085c\x0bd\x0ce".encode()
     assert [line.content for line in split(text)] == [text]

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from domain.inputs.batch_line import BatchRequest, parse_request
+from domain.inputs.requests.chat_body import ChatBody, read_chat_body
+from domain.inputs.requests.embeddings_body import EmbeddingsBody, read_embeddings_body
 from domain.inputs.token_estimate import bytes_bound
 from domain.inputs.training_file import TrainingFileCheck
 from domain.limits import DEFAULT_OUTPUT_TOKENS
 from gpu_runners.inference.prompts import chat_token_ids, embedding_token_ids
-from gpu_runners.inference.sampling import chat_messages, chat_sampling, embedding_inputs
 from gpu_runners.rendering import Renderer
 from gpu_runners.training.rows import ChatRow, render_rows
 from gpu_runners.weights.store import Weights
@@ -104,12 +105,14 @@ def test_a_chat_line_never_uses_more_than_is_held_for_it(
 ) -> None:
     body = {"model": CHAT, "messages": messages, **fields}
     request = checked("/v1/chat/completions", body)
-    prompt = chat_token_ids(tokenizer, chat_messages(body), {})
+    chat = read_chat_body(body)
+    assert isinstance(chat, ChatBody)
+    prompt = chat_token_ids(tokenizer, chat.messages, {})
     window = 8_192
     # An engine refuses a prompt that leaves no room.
     assert len(prompt) >= window or len(prompt) <= request.input_token_bound
-    sampling = chat_sampling(body)
-    most = min(sampling.max_tokens or window, window)
+    sampling = chat.sampling
+    most = min(sampling.max_tokens, window)
     assert most * sampling.n <= request.output_token_bound
     if not fields:
         assert sampling.max_tokens == DEFAULT_OUTPUT_TOKENS
@@ -132,7 +135,9 @@ def test_an_embeddings_line_never_uses_more_than_is_held_for_it(
 ) -> None:
     body = {"model": EMBEDDING, "input": given_input}
     request = checked("/v1/embeddings", body)
-    counts = [len(ids) for ids in embedding_token_ids(embedding_tokenizer, embedding_inputs(body))]
+    embeddings = read_embeddings_body(body)
+    assert isinstance(embeddings, EmbeddingsBody)
+    counts = [len(ids) for ids in embedding_token_ids(embedding_tokenizer, embeddings.inputs)]
     window = 256
     # An engine refuses a line with an input beyond the window.
     assert max(counts) > window or sum(counts) <= request.input_token_bound
