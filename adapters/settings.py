@@ -147,7 +147,7 @@ class Settings:
     """The port of it; 0: it does not. `gridlined up` gives this one to the first of its processes
     that has such a port and the next ones to the others."""
     stop_seconds: Seconds = 25.0
-    """How long what runs may take to end once a process is told to stop; then it is ended."""
+    """How long requests may take to end once the API is told to stop; then they are ended."""
     gpu_class: TopicName = "cpu"
     """The runner's class, part of its work topic's name."""
     runner_slots_batch: Slots = 1
@@ -158,6 +158,8 @@ class Settings:
     """How often a runner says what it does."""
     lease_seconds: Seconds = 30.0
     """A runner unheard of for this long has lost its work."""
+    drain_seconds: Seconds = 600.0
+    """How long a runner that was asked to stop goes on with what it runs; then it hands it over."""
     scheduler_tick_seconds: Seconds = 0.5
     """How often the worker looks for work to start, send, send again or give up."""
     progress_seconds: Seconds = 5.0

@@ -155,7 +155,8 @@ class Heartbeat(Message):
 
     `slots` says how many tasks of each kind it can run at a time; `running` names what it runs
     now. `bases` are the catalog ids it can serve or train; `warm_base` the one its engine has
-    loaded. `stopping` is the last heartbeat of a runner that shuts down in order.
+    loaded. A runner that is `draining` takes no new work and finishes what runs. `stopping` is the
+    last heartbeat of a runner that shuts down in order, and its `running` what it abandons.
     """
 
     type: Literal["heartbeat"] = "heartbeat"
@@ -166,6 +167,7 @@ class Heartbeat(Message):
     running: tuple[Attempt, ...] = ()
     bases: tuple[str, ...] = ()
     warm_base: str | None = None
+    draining: bool = False
     stopping: bool = False
 
 

@@ -1,7 +1,8 @@
 """Starts one runner: `python -m gpu_runners`, which `gridlined runner` and the supervisor call.
 
 The runner's small composition root: settings from the environment, Kafka, the object store and the
-weights. It needs no database and imports no model library; SIGTERM or Ctrl-C ends it in order.
+weights. It needs no database and imports no model library. SIGTERM or Ctrl-C drains it, a second
+one ends it at once; where it cannot go on it ends with an error, to be started anew.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import signal
 from pathlib import Path
 
 from adapters.clock import RandomIds, clock_of
-from adapters.kafka import ensure_topics, producer, runner_consumer
+from adapters.kafka import answers, ensure_topics, producer, runner_consumer
 from adapters.metrics import serve_metrics
 from adapters.objects import open_store
 from adapters.settings import Settings
@@ -23,7 +24,8 @@ from gpu_runners.weights.store import Weights
 
 
 async def serve(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT. Raises KafkaUnusable when the broker never answers."""
+    """Runs until SIGTERM or SIGINT. Raises KafkaUnusable when the broker never answers, and
+    RunnerBroken."""
     well = {"broker": False}
     with serve_metrics(settings, health=lambda: well):
         await _serve(settings, well)
@@ -48,10 +50,11 @@ async def _serve(settings: Settings, well: dict[str, bool]) -> None:
             weights=weights,
             weights_root=weights_root,
             bases=tuple(CATALOG) if settings.engine == "echo" else weights.available(),
+            broker_answers=lambda: answers(settings.kafka_bootstrap),
         ) as runner:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, runner.stop)
+                loop.add_signal_handler(number, runner.drain)
             await runner.run()
     finally:
         await consumer.stop()

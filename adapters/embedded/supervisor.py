@@ -46,6 +46,8 @@ READY_ANSWER_SECONDS_MAX = 5.0
 START_DEATHS_MAX = 4
 """A program that ends this often before anything is ready would only go on so."""
 STOP_SECONDS = 4.0
+DRAIN_SECONDS = 2.0
+"""Who presses Ctrl-C waits for a runner's short work, and no longer."""
 BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 """The waits before a program's next starts; the last one is repeated."""
 STEADY_SECONDS = 60.0
@@ -152,6 +154,7 @@ class Supervisor:
             object_store_url=mine.object_store_url or (self._directory / "objects").as_uri(),
             weights_dir=mine.weights_dir or str(self._directory / "weights"),
             engines_python=mine.engines_python or (str(beside) if beside.exists() else ""),
+            drain_seconds=min(mine.drain_seconds, DRAIN_SECONDS),
             port=self._port,
             public_url=self._root_url,
         )

@@ -31,6 +31,8 @@ BEATS_BEFORE_REPEAT = 2
 ASSIGNS_MAX = 30
 """A runner that beats, but neither names nor answers an attempt that it was sent so often, cannot
 take it: another one gets it."""
+ASSIGNS_TO_A_LEAVING_RUNNER_MAX = 2
+"""One that ended the attempt answers with its report; one that never had it will not begin it."""
 PART = "dispatcher"
 
 BrokerAnswers = Callable[[], Awaitable[bool]]
@@ -75,7 +77,7 @@ class Dispatcher:
             task = await self._current_task(attempt)
             if task is None:
                 return
-            if self._unanswered.get(attempt, 0) >= ASSIGNS_MAX:
+            if self._unanswered.get(attempt, 0) >= self._assigns_max(attempt):
                 # A training that began stays, and is asked for its report again.
                 self._unanswered[attempt] = 0
                 await self._give_back(attempt)
@@ -86,6 +88,10 @@ class Dispatcher:
         if work.stopping and self._is_due(self._cancelled_at, attempt):
             await self._send(Cancel(attempt=attempt))
             self._note(self._cancelled_at, attempt)
+
+    def _assigns_max(self, attempt: Attempt) -> int:
+        leaving = self._fleet.is_leaving(attempt.runner_id)
+        return ASSIGNS_TO_A_LEAVING_RUNNER_MAX if leaving else ASSIGNS_MAX
 
     async def _revoke_if_stale(self, attempt: Attempt) -> None:
         if not self._is_due(self._revoked_at, attempt):
@@ -99,7 +105,7 @@ class Dispatcher:
         if silent and not await self._broker_answers():
             self._fleet.listen_anew()
             silent = []
-        lost = [*{*silent, *(a for a in attempts if self._fleet.has_left(a.runner_id))}]
+        lost = [*{*silent, *(a for a in attempts if self._fleet.has_abandoned(a))}]
         for attempt in lost:
             log.warning(
                 "attempt lost with its runner",

@@ -69,10 +69,16 @@ class Fleet:
             del self._seen[runner_id]
         return gone
 
-    def has_left(self, runner_id: str) -> bool:
-        """Whether it said itself that it stops."""
+    def has_abandoned(self, attempt: Attempt) -> bool:
+        """Whether its runner's last word was that it stops and leaves it behind. What a last word
+        does not name had ended: its report may still be on the way, and has a lease to come."""
+        seen = self._seen.get(attempt.runner_id)
+        return seen is not None and seen.beat.stopping and attempt in seen.running
+
+    def is_leaving(self, runner_id: str) -> bool:
+        """Whether it takes no new work."""
         seen = self._seen.get(runner_id)
-        return seen is not None and seen.beat.stopping
+        return seen is not None and (seen.beat.draining or seen.beat.stopping)
 
     def is_silent(self, runner_id: str) -> bool:
         """Whether its lease ended, for all that we could have heard."""
@@ -96,8 +102,9 @@ class Fleet:
         return seen is not None and attempt in seen.running
 
     def named(self) -> list[Attempt]:
-        """All attempts that newest heartbeats name."""
-        return [attempt for seen in self._seen.values() for attempt in seen.beat.running]
+        """All attempts that run, as newest heartbeats have it."""
+        present = [seen.beat for seen in self._seen.values() if not seen.beat.stopping]
+        return [attempt for beat in present for attempt in beat.running]
 
     def offers(self, assigned: Iterable[AssignedWork]) -> list[RunnerOffer]:
         """What present runners can take besides what is assigned to them. An attempt that a
@@ -115,5 +122,5 @@ class Fleet:
                 },
             )
             for runner_id, seen in self._seen.items()
-            if not seen.beat.stopping and now - seen.at_seconds <= self._fresh_seconds
+            if not self.is_leaving(runner_id) and now - seen.at_seconds <= self._fresh_seconds
         ]

@@ -38,6 +38,7 @@ from domain.ports import Clock, Consumer, Objects, Producer, Record
 from gpu_runners.parent.adapter_cache import AdapterCache
 from gpu_runners.parent.attempts import FinalBody, RunningAttempt, Tools
 from gpu_runners.parent.chunk import run_chunk
+from gpu_runners.parent.contact import BrokerAnswers, Contact, RunnerBroken
 from gpu_runners.parent.slots import EngineSlot, EngineSlots
 from gpu_runners.parent.training_run import run_training
 from gpu_runners.parent.work_directory import WorkDirectory
@@ -107,6 +108,7 @@ class Runner:
         weights: Weights,
         weights_root: Path,
         bases: tuple[str, ...],
+        broker_answers: BrokerAnswers,
     ) -> None:
         self._id = runner_id
         self._settings = settings
@@ -140,6 +142,12 @@ class Runner:
         self._revoked = _Remembered[bool]()
         self._cancelled_early = _Remembered[bool]()
         self._resending: dict[Attempt, asyncio.Task[None]] = {}
+        self._beats_contact, self._work_contact = (
+            Contact(name, lease_seconds=settings.lease_seconds, broker_answers=broker_answers)
+            for name in ("heartbeats", "work messages")
+        )
+        self._beat_now = asyncio.Event()
+        self._draining = False
         self._stopping = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -153,41 +161,74 @@ class Runner:
     ) -> None:
         self._directory.remove()
 
+    def drain(self) -> None:
+        """A planned stop: no new work, and `run` returns when what runs has ended, at the latest
+        after `drain_seconds`. Called again, it returns at once."""
+        if self._draining:
+            self.stop()
+            return
+        logger.info("draining", running=len(self._running))
+        self._draining = True
+        self._beat_now.set()
+        grace_seconds = self._settings.drain_seconds if self._works else 0.0
+        asyncio.get_running_loop().call_later(grace_seconds, self.stop)
+
     def stop(self) -> None:
         """Ends `run` soon: children are stopped, what runs is abandoned to the worker's care."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Runs until `stop`."""
-        loops = [asyncio.create_task(self._heartbeats()), asyncio.create_task(self._consume())]
+        """Runs until `stop`. Raises RunnerBroken when one of its loops ends unasked."""
+        loops = {
+            asyncio.create_task(self._heartbeats(), name="heartbeats"),
+            asyncio.create_task(self._consume(), name="work"),
+            asyncio.create_task(self._watch_contacts(), name="contacts"),
+        }
+        stopped = asyncio.create_task(self._stopping.wait())
         try:
-            await self._stopping.wait()
+            await asyncio.wait({stopped, *loops}, return_when=asyncio.FIRST_COMPLETED)
+            _require_alive(loops)
         finally:
-            for task in (*loops, *self._works.values(), *self._resending.values()):
-                task.cancel()
-            await asyncio.gather(*loops, *self._works.values(), return_exceptions=True)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOPPING_SECONDS_MAX):
-                    await self._heartbeat(stopping=True)
-            await self.engines.stop()
+            await self._leave({stopped, *loops})
+
+    async def _leave(self, loops: set[asyncio.Task[Any]]) -> None:
+        abandoned = tuple(self._running)
+        tasks = {*loops, *self._works.values(), *self._resending.values()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=STOPPING_SECONDS_MAX)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOPPING_SECONDS_MAX):
+                await self._heartbeat(running=abandoned, stopping=True)
+        await self.engines.stop()
 
     async def _heartbeats(self) -> None:
         while True:
+            self._beat_now.clear()
+            # Not wait_for: before Python 3.12 it can swallow the cancel that ends this loop.
             with contextlib.suppress(TimeoutError):
-                # Not wait_for: before Python 3.12 it can swallow the cancel that ends this loop.
                 async with asyncio.timeout(self._settings.heartbeat_seconds):
-                    await self._heartbeat()
-            await asyncio.sleep(self._settings.heartbeat_seconds)
+                    await self._heartbeat(running=tuple(self._running))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.heartbeat_seconds):
+                    await self._beat_now.wait()
 
-    async def _heartbeat(self, *, stopping: bool = False) -> None:
+    async def _watch_contacts(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_seconds)
+            await self._beats_contact.look()
+            await self._work_contact.look()
+
+    async def _heartbeat(self, *, running: tuple[Attempt, ...], stopping: bool = False) -> None:
         beat = Heartbeat(
             runner_id=self._id,
             gpu_class=self._settings.gpu_class,
             sent_at=self._clock.now(),
             slots=self._slots,
-            running=() if stopping else tuple(self._running),
+            running=running,
             bases=self._bases,
             warm_base=self.engines.warm_base,
+            draining=self._draining,
             stopping=stopping,
         )
         value = beat.model_dump_json().encode()
@@ -195,6 +236,8 @@ class Runner:
             await self._producer.send(RUNNERS_TOPIC, key=self._id, value=value)
         except Exception as error:  # noqa: BLE001 - the broker's trouble; the next one may pass
             logger.warning("heartbeat not sent", error=type(error).__name__)
+        else:
+            self._beats_contact.worked()
 
     async def _consume(self) -> None:
         while True:
@@ -204,6 +247,7 @@ class Runner:
                 logger.warning("work not read", error=type(error).__name__)
                 await asyncio.sleep(POLL_SECONDS)
                 continue
+            self._work_contact.worked()
             for record in records:
                 self._take(record)
 
@@ -230,7 +274,7 @@ class Runner:
         if (report := self._ended.get(attempt)) is not None:
             self._send_again(report)
             return
-        if attempt in self._running:
+        if attempt in self._running or self._draining:
             return
         running = RunningAttempt(attempt=attempt, tools=self._tools, publish=self._publish)
         if attempt in self._cancelled_early:
@@ -257,6 +301,8 @@ class Runner:
     def _forget(self, attempt: Attempt) -> None:
         self._running.pop(attempt, None)
         self._works.pop(attempt, None)
+        if self._draining and not self._works:
+            self.stop()
 
     def _send_again(self, report: Report) -> None:
         if report.attempt in self._resending:
@@ -301,3 +347,13 @@ class Runner:
                 wait_seconds = min(wait_seconds * 2, SEND_WAIT_SECONDS_MAX)
             else:
                 return
+
+
+def _require_alive(loops: set[asyncio.Task[None]]) -> None:
+    """A runner with a dead loop looks alive and is not. Raises RunnerBroken."""
+    for loop in loops:
+        if loop.done():
+            error = None if loop.cancelled() else loop.exception()
+            if isinstance(error, RunnerBroken):
+                raise error
+            raise RunnerBroken(f"the loop {loop.get_name()!r} ended unasked") from error

@@ -104,6 +104,57 @@ async def test_a_runner_that_leaves_gives_its_work_back_at_once(
                 await rig.batch_when(batch_id, "completed")
 
 
+async def test_a_report_that_comes_after_its_runners_goodbye_still_counts(
+    database: Database, broker_settings: Settings, tmp_path: Path
+) -> None:
+    async with running_worker(database, broker_settings, tmp_path, lease_seconds=600.0) as rig:
+        batch_id = await rig.create_batch(chat_lines(2))
+        async with scripted_runner(rig, "runner_a") as leaving:
+            message = await leaving.next_assign()
+            report = await leaving.finished(message)
+            leaving.silent = True
+            leaving.running.clear()
+            await leaving.beat(stopping=True)
+
+            async def forgotten() -> bool:
+                return not await rig.rows("SELECT runner_id FROM runners")
+
+            await eventually(forgotten)
+            await leaving.send_report(report)
+            await rig.batch_when(batch_id, "completed")
+
+
+async def test_what_a_draining_runner_has_not_begun_goes_to_another(
+    database: Database, broker_settings: Settings, tmp_path: Path
+) -> None:
+    async with running_worker(database, broker_settings, tmp_path, lease_seconds=600.0) as rig:
+        batch_id = await rig.create_batch(chat_lines(2))
+        async with scripted_runner(rig, "runner_a") as draining:
+            await draining.next_assign()
+            draining.draining = True
+            draining.running.clear()
+            async with scripted_runner(rig, "runner_b") as other:
+                message = await other.next_assign()
+                assert message.attempt.attempt == 2
+                await other.finish(message)
+                await rig.batch_when(batch_id, "completed")
+
+
+async def test_a_draining_runner_finishes_what_it_runs_and_gets_nothing_more(rig: Rig) -> None:
+    first = await rig.create_batch(chat_lines(2))
+    async with scripted_runner(rig, "runner_a") as draining:
+        running = await draining.next_assign()
+        draining.draining = True
+        async with scripted_runner(rig, "runner_b") as other:
+            second = await rig.create_batch(chat_lines(2))
+            await other.finish(await other.next_assign())
+            await rig.batch_when(second, "completed")
+            await draining.finish(running)
+            await rig.batch_when(first, "completed")
+            await rig.create_batch(chat_lines(2))
+            assert (await other.next_assign()).attempt.runner_id == "runner_b"
+
+
 async def test_an_assignment_that_got_lost_is_sent_again(rig: Rig) -> None:
     await rig.create_batch(chat_lines(2))
     async with scripted_runner(rig, "runner_a") as runner:

@@ -271,6 +271,7 @@ class ScriptedRunner:
     running: list[Attempt] = field(default_factory=list)
     inbox: asyncio.Queue[Assign | Cancel | Revoke] = field(default_factory=asyncio.Queue)
     silent: bool = False
+    draining: bool = False
     slots: int = 1
     ended: dict[Attempt, Report] = field(default_factory=dict)
 
@@ -283,6 +284,7 @@ class ScriptedRunner:
             slots={"batch_chunk": self.slots, "train": self.slots},
             running=tuple(self.running),
             bases=tuple(CATALOG),
+            draining=self.draining,
             stopping=stopping,
         )
         await self.producer.send(

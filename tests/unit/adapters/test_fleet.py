@@ -38,7 +38,9 @@ def attempt(number: int = 1, runner_id: str = "r") -> Attempt:
     return Attempt(work_id="batch_1", chunk=0, attempt=number, runner_id=runner_id)
 
 
-def beat(*running: Attempt, stopping: bool = False, slots: int = 2) -> Heartbeat:
+def beat(
+    *running: Attempt, stopping: bool = False, draining: bool = False, slots: int = 2
+) -> Heartbeat:
     return Heartbeat(
         runner_id="r",
         gpu_class="cpu",
@@ -46,6 +48,7 @@ def beat(*running: Attempt, stopping: bool = False, slots: int = 2) -> Heartbeat
         slots={"batch_chunk": slots},
         running=running,
         bases=("qwen",),
+        draining=draining,
         stopping=stopping,
     )
 
@@ -90,12 +93,30 @@ def test_leases_start_again_once_heartbeats_can_come_in_again(fleet: Fleet, stea
     assert not fleet.is_silent("r")
 
 
-def test_a_runner_that_says_goodbye_has_left_until_it_is_heard_again(fleet: Fleet) -> None:
+def test_a_runner_that_says_goodbye_is_offered_nothing_until_it_is_heard_again(
+    fleet: Fleet,
+) -> None:
     fleet.hear(beat(stopping=True))
-    assert fleet.has_left("r")
     assert fleet.offers([]) == []
+    assert fleet.is_leaving("r")
     fleet.hear(beat())
-    assert not fleet.has_left("r")
+    assert fleet.offers([])
+
+
+def test_a_goodbye_abandons_what_it_names_and_leaves_the_rest_its_lease(fleet: Fleet) -> None:
+    fleet.hear(beat(attempt(1), attempt(2)))
+    fleet.hear(beat(attempt(1), stopping=True))
+    assert fleet.has_abandoned(attempt(1))
+    assert not fleet.has_abandoned(attempt(2))
+    assert not fleet.is_silent("r")
+    assert fleet.named() == []
+
+
+def test_a_draining_runner_gets_nothing_new_and_keeps_what_it_runs(fleet: Fleet) -> None:
+    fleet.hear(beat(attempt(1), draining=True))
+    assert fleet.offers([]) == []
+    assert fleet.names(attempt(1))
+    assert not fleet.has_abandoned(attempt(1))
 
 
 def test_free_slots_are_what_the_log_has_not_assigned(fleet: Fleet) -> None:

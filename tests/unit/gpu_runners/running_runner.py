@@ -28,7 +28,8 @@ from domain.messages import (
     TrainingHyperparameters,
     TrainTask,
 )
-from domain.ports import Record
+from domain.ports import Consumer, Record
+from gpu_runners.parent.contact import BrokerAnswers
 from gpu_runners.parent.runner import Runner
 from gpu_runners.weights.store import Weights
 from tests.fakes import FakeBroker, FakeClock, FakeObjects
@@ -41,10 +42,17 @@ SETTINGS = Settings(engine="echo", heartbeat_seconds=0.05, progress_seconds=0.05
 class Bench:
     """What a test holds of a running runner."""
 
-    def __init__(self, runner: Runner, broker: FakeBroker, objects: FakeObjects) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        broker: FakeBroker,
+        objects: FakeObjects,
+        serving: asyncio.Task[None],
+    ) -> None:
         self.runner = runner
         self.broker = broker
         self.objects = objects
+        self.serving = serving
 
     async def say(self, message: Assign | Cancel | Revoke) -> None:
         await self.broker.send(WORK_TOPIC, key=RUNNER_ID, value=message.model_dump_json().encode())
@@ -154,24 +162,36 @@ def training(objects: FakeObjects, *, rows: int, text: str = "hello") -> TrainTa
     )
 
 
+async def always() -> bool:
+    return True
+
+
 @asynccontextmanager
-async def running_runner(weights_root: Path, settings: Settings = SETTINGS) -> AsyncIterator[Bench]:
+async def running_runner(
+    weights_root: Path,
+    settings: Settings = SETTINGS,
+    *,
+    broker: FakeBroker | None = None,
+    consumer: Consumer | None = None,
+    broker_answers: BrokerAnswers = always,
+) -> AsyncIterator[Bench]:
     """Stopped at the end, whatever happened; leaves no child behind."""
-    broker, objects = FakeBroker(), FakeObjects()
+    broker, objects = broker or FakeBroker(), FakeObjects()
     async with Runner(
         runner_id=RUNNER_ID,
         settings=settings,
         producer=broker,
-        consumer=broker.consumer(WORK_TOPIC),
+        consumer=consumer or broker.consumer(WORK_TOPIC),
         objects=objects,
         clock=FakeClock(),
         weights=Weights(weights_root),
         weights_root=weights_root,
         bases=(BASE,),
+        broker_answers=broker_answers,
     ) as runner:
         serving = asyncio.create_task(runner.run())
         try:
-            yield Bench(runner, broker, objects)
+            yield Bench(runner, broker, objects, serving)
         finally:
             runner.stop()
             await serving

@@ -215,13 +215,14 @@ async def test_an_input_that_is_gone_fails_the_attempt(bench: Bench) -> None:
     assert body.code == "engine_failed"
 
 
-async def test_a_stopped_runner_says_so_and_leaves_no_child(tmp_path: Path) -> None:
+async def test_a_stopped_runner_names_what_it_abandons_and_leaves_no_child(tmp_path: Path) -> None:
     async with running_runner(tmp_path) as bench:
-        await bench.assign(bench.chunk([chat(SLOW) for _ in range(100)]))
+        attempt = await bench.assign(bench.chunk([chat(SLOW) for _ in range(100)]))
         pid = await bench.engine_pid()
     last = beats(bench.broker.topics["runners"])[-1]
     assert last.stopping
-    assert last.running == ()
+    assert last.running == (attempt,)
+    assert bench.finals(attempt) == []
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
