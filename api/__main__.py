@@ -37,7 +37,9 @@ def serve(settings: Settings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     with control_plane(settings) as plane, _listening(settings) as listener:
-        app = create_app(Api(control=plane, lease_seconds=settings.lease_seconds))
+        app = create_app(
+            Api(control=plane, lease_seconds=settings.lease_seconds, public_url=settings.public_url)
+        )
         config = server_config(app, stop_seconds=settings.stop_seconds)
         uvicorn.Server(config).run(sockets=[listener])
 

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from api.control import Api
 from api.endpoint import open_path, resource
 from api.http.envelope import Envelope
-from api.http.errors import on_gridline_error, on_http_exception
+from api.http.errors import BASE_PATH, on_gridline_error, on_http_exception
 from api.http.metrics import Metrics
 from api.routes import adapters, batches, files, fine_tuning, health, ledger, models, not_offered
 from domain.errors import GridlineError
@@ -30,6 +30,7 @@ JOBS = "/fine_tuning/jobs"
 JOB = f"{JOBS}/{{job_id}}"
 
 ROUTES: list[Route] = [
+    *(Route(BASE_PATH + path, endpoint=not_offered.ToCome(path)) for path in not_offered.TO_COME),
     resource("/files", get=files.list_all, post=files.create),
     resource("/files/{file_id}", get=files.retrieve, delete=files.delete),
     resource("/files/{file_id}/content", get=files.content),

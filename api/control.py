@@ -46,12 +46,14 @@ class ControlPlane(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """What one running API has. `creates_in_flight` are the creates of this process that are being
+    """What one running API has. `public_url` is what clients reach it by, where that is not what
+    they name as the host. `creates_in_flight` are the creates of this process that are being
     decided, by (key, route, body hash); `templates_checked` the (file hash, base) pairs that were
     read and found right for the base's template."""
 
     control: ControlPlane
     lease_seconds: float
+    public_url: str = ""
     upload_bytes_max: int = UPLOAD_BYTES_MAX
     creates_in_flight: dict[tuple[str, str, str], asyncio.Future[str]] = field(default_factory=dict)
     templates_checked: set[tuple[str, str]] = field(default_factory=set)

@@ -128,6 +128,12 @@ class LimitExceeded(GridlineError):
     code = "limit_exceeded"
 
 
+class SlotsFull(LimitExceeded):
+    """All slots for open work are taken. One is free as soon as any of it ends."""
+
+    retryable = True
+
+
 class InsufficientQuota(GridlineError):
     """Not enough credit."""
 

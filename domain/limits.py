@@ -70,6 +70,9 @@ OPEN_BATCHES_NEW_ACCOUNT = 2
 """Fine-tuning page, "The job"."""
 DAILY_SPEND_USD_NEW_ACCOUNT = 100
 """Fine-tuning page, "The job": per UTC day."""
+SLOT_RETRY_SECONDS = 3
+"""After which a create that found no free slot may be sent again: small work ends in seconds, and
+an SDK's three tries should span some of them."""
 TRAINING_AT_A_TIME = 1
 """Both pages: one job trains at a time per account."""
 CREDIT_USD_MAX = 1_000_000

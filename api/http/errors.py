@@ -83,9 +83,9 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 def unknown_path(path: str) -> NotFound:
     """The refusal of a path that is no route."""
-    if path == BASE_PATH or path.startswith(f"{BASE_PATH}/"):
-        return NotFound("There is no such route here. See the API's documentation for its routes.")
-    return NotFound(f"There is no such route here: every route of the API is under {BASE_PATH}.")
+    if path.endswith("/") and path.startswith(f"{BASE_PATH}/"):
+        return NotFound(f"There is no route {path} here. Routes have no slash at their end.")
+    return NotFound("There is no such route here. See the API's documentation for its routes.")
 
 
 def method_not_allowed(method: str, *, allowed: tuple[str, ...]) -> Response:

@@ -1,7 +1,7 @@
 """The query of a list, read strictly, and the page that answers it.
 
-`limit` is never clamped in silence, and a bad cursor is refused (`projections/paging.py`). Query
-keys that a list does not know are ignored.
+`limit` is never clamped in silence, and a bad cursor is refused (`projections/paging.py`). An empty
+value is none: the Node SDKs send null so. Query keys that a list does not know are ignored.
 """
 
 from __future__ import annotations
@@ -18,19 +18,15 @@ from projections.paging import Order
 def limit_of(request: Request, *, default: int, most: int) -> int:
     """The `limit` of a list; 0 asks for an empty page. Raises InvalidRequest."""
     text = given_once(request, "limit")
-    if text is None:
+    if not text:
         return default
     if text.isascii() and text.isdigit() and len(text) <= 9 and int(text) <= most:
         return int(text)
-    raise InvalidRequest(f"limit must be an integer from 1 to {most:,}.", param="limit")
+    raise InvalidRequest(f"limit must be an integer from 0 to {most:,}.", param="limit")
 
 
 def after_of(request: Request) -> str | None:
-    (
-        """The id of the last item that the caller has; an empty one is the Node SDKs' null. Raises
-    InvalidRequest."""
-        ""
-    )
+    """The id of the last item that the caller has. Raises InvalidRequest."""
     after = given_once(request, "after")
     if after is not None and "\0" in after:
         raise bad_cursor()

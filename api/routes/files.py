@@ -39,7 +39,11 @@ DRAIN_SECONDS_MAX = 60
 MULTIPART_BYTES_MAX = MIB
 """What the fields and headers around a file may take."""
 
-PURPOSES = ("fine-tune", "batch", "batch_output")
+PURPOSES = (
+    "fine-tune", "batch", "batch_output",
+    # OpenAI's others: nothing here has them, so that a list of them is empty.
+    "assistants", "assistants_output", "evals", "fine-tune-results", "user_data", "vision",
+)  # fmt: skip
 
 
 async def create(call: Call) -> Response:

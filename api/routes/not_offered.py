@@ -1,16 +1,19 @@
-"""OpenAI's routes that the product does not have: each is refused by name and says what to use.
+"""Paths without a route: OpenAI's that the product does not have and its own that are still to
+come are refused by name, with what to use instead; a wrong base URL is told the right one.
 
-Most who migrate meet these first. Served by `app.py` after the real routes, for every method and
-without a key, so that a wrong path is never reported as a wrong key.
+Most who migrate meet these first. Served by `app.py` for every method and without a key, so that a
+wrong path is never reported as a wrong key.
 """
 
 from __future__ import annotations
 
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from api.control import Api
 from api.http.envelope import record_of
 from api.http.errors import BASE_PATH, error_response, unknown_path
-from domain.errors import GridlineError, NotOffered
+from domain.errors import GridlineError, NotFound, NotOffered
 
 _BATCH_LINES = (
     "Requests run in batches: send the same request body as a line of a file with purpose=batch "
@@ -37,6 +40,7 @@ INSTEAD: dict[str, str] = {
     "skills": f"{_ENDPOINTS}; skills are not offered.",
     "webhooks": "Poll the job or batch: GET /fine_tuning/jobs/{id} or GET /batches/{id}.",
     "fine_tunes": "Use POST /fine_tuning/jobs.",
+    "fine-tunes": "Use POST /fine_tuning/jobs.",
     "fine_tuning": "Fine-tuning is under /fine_tuning/jobs.",
     "engines": "Use GET /models.",
     "edits": f"{_BATCH_LINES} with endpoint /v1/chat/completions.",
@@ -47,9 +51,45 @@ INSTEAD: dict[str, str] = {
 """By the first segment of the path under the base path."""
 
 
+_MERGE = (
+    "Download the adapter's two files, GET /gridline/adapters/{model}/files/{name}, and merge them "
+    "into the base with peft."
+)
+_USAGE = (
+    "GET /gridline/statement has each charge, and each job and batch names its key as "
+    "gridline.api_key_id."
+)
+TO_COME: dict[str, str] = {
+    "/files/distill": "Write the answers to train on as chat rows, and upload them with "
+    "purpose=fine-tune: POST /files.",
+    "/gridline/adapters/{model:path}/merged": _MERGE,
+    "/gridline/adapters/{model:path}/merged/files/{path:path}": _MERGE,
+    "/gridline/usage/keys": _USAGE,
+    "/gridline/usage/keys/{key}": _USAGE,
+    "/gridline/quotes": "A job's quote is in the answer of its create, and cancelling it at once "
+    "costs nothing; GET /gridline/prices has the rates.",
+}
+"""Routes of the public pages that are not built, by their template."""
+
+SEGMENTS = {"files", "batches", "models", "fine_tuning", "gridline", *INSTEAD}
+"""What a path under the base path begins with."""
+
+
+class ToCome:
+    """The ASGI application of one route that is not built yet."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record_of(scope).route = f"* {BASE_PATH}{self.path}"
+        refusal = NotOffered(f"This route is not offered yet. {TO_COME[self.path]}")
+        await error_response(refusal)(scope, receive, send)
+
+
 class AnythingElse:
     """The ASGI application of every path without a route: 404, with what to use instead where it is
-    a route of OpenAI's."""
+    a route of OpenAI's, or with the base URL where that is wrong."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
@@ -58,6 +98,22 @@ class AnythingElse:
         if instead is not None:
             record_of(scope).route = f"* {BASE_PATH}/{first}"
             refusal: GridlineError = NotOffered(f"This route is not offered here. {instead}")
-        else:
+        elif f"{path}/".startswith(f"{BASE_PATH}/") and first not in ("v1", "openai"):
             refusal = unknown_path(path)
+        else:
+            refusal = _wrong_base(Request(scope), path)
         await error_response(refusal)(scope, receive, send)
+
+
+def _wrong_base(request: Request, path: str) -> NotFound:
+    """Names the base URL, and the path that was probably meant: the same from its first segment
+    that a route begins with."""
+    api: Api = request.app.state.api
+    host = api.public_url or str(request.base_url).rstrip("/")
+    segments = path.strip("/").split("/")
+    begins = next((at for at, each in enumerate(segments) if each in SEGMENTS), len(segments))
+    meant = "/".join([BASE_PATH, *segments[begins:]])
+    return NotFound(
+        f"There is no route {path} here. Give your client {host}{BASE_PATH} as its base URL"
+        + (f"; this request then goes to {meant}." if meant != BASE_PATH else ".")
+    )

@@ -15,8 +15,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from domain.aggregate import Aggregate, Envelope, StoredModel, event
-from domain.errors import LimitExceeded
-from domain.limits import MODELS_PER_ACCOUNT_MAX
+from domain.errors import LimitExceeded, SlotsFull
+from domain.limits import MODELS_PER_ACCOUNT_MAX, SLOT_RETRY_SECONDS
 
 
 class AccountLimits(StoredModel):
@@ -68,18 +68,21 @@ class Account(Aggregate, topic="gridline.account"):
         self._credit_granted(amount_nano_usd=amount_nano_usd, reason=reason, envelope=envelope)
 
     def take_fine_tune_slot(self, job_id: str, *, envelope: Envelope) -> None:
-        """Takes an open-job slot and a model slot. Raises LimitExceeded."""
+        """Takes an open-job slot and a model slot. Raises SlotsFull, or LimitExceeded where
+        only deleting a model helps."""
         self._must_have_room(
             "open_fine_tunes",
             in_use=len(self.open_fine_tunes),
             maximum=self.limits.open_fine_tunes,
             fix="Wait for a job to end, or cancel one.",
+            refusal=SlotsFull,
         )
         self._must_have_room(
             "fine_tuned_models",
             in_use=self.models + len(self.open_fine_tunes),
             maximum=MODELS_PER_ACCOUNT_MAX,
             fix="Delete a model, or wait for a job to end.",
+            refusal=LimitExceeded,
         )
         self._fine_tune_slot_taken(job_id=job_id, envelope=envelope)
 
@@ -98,12 +101,13 @@ class Account(Aggregate, topic="gridline.account"):
         self._model_slot_freed(model=model, envelope=envelope)
 
     def take_batch_slot(self, batch_id: str, *, envelope: Envelope) -> None:
-        """Takes an open-batch slot. Raises LimitExceeded."""
+        """Takes an open-batch slot. Raises SlotsFull."""
         self._must_have_room(
             "open_batches",
             in_use=len(self.open_batches),
             maximum=self.limits.open_batches,
             fix="Wait for a batch to end, or cancel one.",
+            refusal=SlotsFull,
         )
         self._batch_slot_taken(batch_id=batch_id, envelope=envelope)
 
@@ -155,12 +159,15 @@ class Account(Aggregate, topic="gridline.account"):
             work_id=work_id, returned_nano_usd=self.holds_nano_usd[work_id], envelope=envelope
         )
 
-    def _must_have_room(self, name: str, *, in_use: int, maximum: int, fix: str) -> None:
+    def _must_have_room(
+        self, name: str, *, in_use: int, maximum: int, fix: str, refusal: type[LimitExceeded]
+    ) -> None:
         if in_use >= maximum:
-            raise LimitExceeded(
+            raise refusal(
                 f"Your account allows {maximum} {name.replace('_', ' ')} at once "
                 f"and has {in_use}. {fix}",
                 limit={"name": name, "limit": maximum, "in_use": in_use},
+                retry_after_seconds=SLOT_RETRY_SECONDS if refusal.retryable else None,
             )
 
     @event("LimitsSet", topic="gridline.account.limits_set")

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from api.http import json_body
-from api.routes.not_offered import INSTEAD
+from api.routes.not_offered import INSTEAD, TO_COME
 from domain.commands.accounts import RevokeKey, revoke_key
 from tests.acceptance.conftest import Served
 from tests.acceptance.stand_in_worker import BASE
@@ -88,6 +88,62 @@ def test_an_unknown_path_is_404_in_openais_shape(served: Served, method: str, pa
 
 
 @pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/chat/completions", "/openai/v1/chat/completions"),
+        ("/v1/fine_tuning/jobs/ftjob-1", "/openai/v1/fine_tuning/jobs/ftjob-1"),
+        ("/openai/files", "/openai/v1/files"),
+        ("/openai/v2/files", "/openai/v1/files"),
+        ("/openai/v1/v1/models", "/openai/v1/models"),
+        ("/openai/v1/openai/v1/models", "/openai/v1/models"),
+        ("/batches", "/openai/v1/batches"),
+    ],
+)
+def test_a_wrong_base_url_is_told_the_right_one_and_where_the_request_then_goes(
+    served: Served, path: str, meant: str
+) -> None:
+    with served.http("gl_wrong") as http:
+        answer = http.post(path)
+    assert answer.json()["error"]["code"] == "not_found"
+    assert answer.json()["error"]["message"] == (
+        f"There is no route {path} here. Give your client {served.base_url} as its base URL; "
+        f"this request then goes to {meant}."
+    )
+
+
+@pytest.mark.parametrize(
+    "path", ["/openai%2fv1/files", "/openai/v1%2Ffiles", "/openai/v1/models%2fbge-m3"]
+)
+def test_an_encoded_slash_is_part_of_no_route(served: Served, path: str) -> None:
+    with served.http() as http:
+        answer = http.get(path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert "%2F" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["models", "files", "batches", "models/bge-m3"])
+def test_a_slash_at_the_end_names_the_route_and_not_a_thing(served: Served, path: str) -> None:
+    with served.http() as http:
+        answer = http.get(f"/openai/v1/{path}/")
+    assert answer.json()["error"]["message"] == (
+        f"There is no route /openai/v1/{path}/ here. Routes have no slash at their end."
+    )
+
+
+@pytest.mark.parametrize("template", TO_COME)
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_a_route_of_the_pages_that_is_to_come_is_404_by_name(
+    served: Served, method: str, template: str
+) -> None:
+    path = template.replace(":path", "").format(model="ft:x:y:z", path="a/b.safetensors", key="k")
+    with served.http("gl_wrong") as http:
+        answer = http.request(method, f"/openai/v1{path}")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (404, "not_offered")
+    assert error["message"] == f"This route is not offered yet. {TO_COME[template]}"
+
+
+@pytest.mark.parametrize(
     "path",
     [
         "/chat/completions",
@@ -97,6 +153,8 @@ def test_an_unknown_path_is_404_in_openais_shape(served: Served, method: str, pa
         "/images/generations",
         "/threads/t/runs",
         "/fine_tuning/alpha/graders/run",
+        "/fine-tunes",
+        "/evals/e/runs",
     ],
 )
 def test_what_openai_has_and_we_do_not_says_what_to_use_instead(served: Served, path: str) -> None:

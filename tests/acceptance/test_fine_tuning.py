@@ -9,6 +9,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from domain.limits import SLOT_RETRY_SECONDS
 from tests.acceptance.conftest import Served
 from tests.acceptance.stand_in_worker import (
     BASE,
@@ -147,7 +148,7 @@ def test_a_succeeded_job_has_a_model_a_checkpoint_and_an_adapter(served: Served)
             f"/openai/v1/models/{escaped}", headers={"x-stainless-retry-count": "1"}
         ).json() == {"id": name, "object": "model", "deleted": True}
     assert client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model == name
-    assert [key for key in served.stored_objects() if key.startswith("adapters/")] == []
+    assert [key for key in served.stored_objects() if job.id in key] == []
 
 
 def test_a_base_model_cannot_be_deleted(served: Served) -> None:
@@ -212,19 +213,20 @@ def test_a_file_of_another_purpose_is_no_training_file(served: Served) -> None:
     assert "not offered yet" in refused.value.message
 
 
-def test_open_jobs_past_the_limit_are_refused_with_the_limit_and_not_retried(
+def test_open_jobs_past_the_limit_are_refused_with_the_limit_and_may_be_sent_again(
     served: Served,
 ) -> None:
-    client = served.openai()
+    client = served.openai().with_options(max_retries=0)
     training = _file(client)
     for _ in range(3):
         client.fine_tuning.jobs.create(model=BASE, training_file=training)
     with pytest.raises(openai.RateLimitError) as refused:
         client.fine_tuning.jobs.create(model=BASE, training_file=training)
     assert refused.value.code == "limit_exceeded"
-    assert refused.value.response.headers["x-should-retry"] == "false"
+    assert "x-should-retry" not in refused.value.response.headers
+    assert refused.value.response.headers["retry-after"] == str(SLOT_RETRY_SECONDS)
     assert isinstance(refused.value.body, dict)
-    assert refused.value.body["limit"]["limit"] == 3
+    assert refused.value.body["limit"] == {"name": "open_fine_tunes", "limit": 3, "in_use": 3}
 
 
 @pytest.mark.parametrize("operation", ["pause", "resume"])

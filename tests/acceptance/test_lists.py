@@ -60,9 +60,36 @@ def test_unknown_and_foreign_cursors_are_refused_alike(served: Served) -> None:
 @pytest.mark.parametrize("path", ["files", "batches", "fine_tuning/jobs", "gridline/statement"])
 def test_a_bad_limit_is_refused(served: Served, path: str) -> None:
     with served.http() as http:
-        for limit in ("-1", "abc", "", "1&limit=2", "10001", "%D9%A1"):
+        for limit in ("-1", "abc", "1&limit=2", "10001", "%D9%A1"):
             answer = http.get(f"/openai/v1/{path}?limit={limit}")
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
+            if "&" not in limit:
+                assert "from 0 to 1" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["files", "batches", "fine_tuning/jobs"])
+def test_an_empty_value_of_a_query_is_none(served: Served, path: str) -> None:
+    file = _upload(served, 1)[0]
+    served.openai().batches.create(
+        input_file_id=file, endpoint="/v1/embeddings", completion_window="24h"
+    )
+    with served.http() as http:
+        plain = http.get(f"/openai/v1/{path}").json()
+        empty = http.get(f"/openai/v1/{path}?limit=&after=&order=&purpose=&metadata=").json()
+    assert empty == plain
+
+
+@pytest.mark.parametrize(
+    "purpose",
+    ["assistants", "assistants_output", "evals", "fine-tune-results", "user_data", "vision"],
+)
+def test_nothing_has_another_of_openais_purposes(served: Served, purpose: str) -> None:
+    _upload(served, 1)
+    client = served.openai()
+    assert client.files.list(purpose=purpose).data == []
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.files.create(file=b"{}", purpose=purpose)  # type: ignore[arg-type]
+    assert refused.value.param == "purpose"
 
 
 @pytest.mark.parametrize(

@@ -73,17 +73,17 @@ class Product:
         )
 
     @contextmanager
-    def refused_once(
-        self, refusal: type[openai.APIStatusError], method: str, route: str
+    def refused(
+        self, refusal: type[openai.APIStatusError], method: str, route: str, *, tries: int = 1
     ) -> Iterator[pytest.ExceptionInfo[openai.APIStatusError]]:
-        """Inside, the route is asked once and refuses: no SDK tries again."""
+        """Inside, the SDK asks the route so many times, and each time it refuses."""
         before = self._requests(method, route)
         with pytest.raises(refusal) as refused:
             yield refused
         after = self._requests(method, route)
         asked = {each: count - before.get(each, 0) for each, count in after.items()}
-        once = {str(refused.value.status_code): 1}
-        assert {each: count for each, count in asked.items() if count} == once
+        expected = {str(refused.value.status_code): tries}
+        assert {each: count for each, count in asked.items() if count} == expected
 
     def _requests(self, method: str, route: str) -> dict[str, int]:
         with urllib.request.urlopen(self.metrics_url, timeout=30) as answer:

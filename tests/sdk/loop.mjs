@@ -101,13 +101,13 @@ class Loop {
     assert.ok(refused.requestID);
   }
 
-  // The same, and the SDK asked only once.
-  async refusedOnceWith(kind, method, route, call, expected) {
+  // The same, and the SDK asked so many times.
+  async refusedAfter(tries, kind, method, route, call, expected) {
     const before = await requestsOf(method, route);
     await this.refusedWith(kind, call, expected);
     const after = await requestsOf(method, route);
     const asked = [...after].map(([status, count]) => [status, count - (before.get(status) ?? 0)]);
-    assert.deepEqual(asked.filter(([, count]) => count), [[String(expected.status), 1]]);
+    assert.deepEqual(asked.filter(([, count]) => count), [[String(expected.status), tries]]);
   }
 
   async files() {
@@ -220,8 +220,8 @@ class Loop {
     });
     const slow = requestLines([BASE], { delayMs: 300, questions: 60 });
     const batch = await this.createBatch(slow);
-    await this.refusedOnceWith(
-      sdk.RateLimitError, "POST", "/batches",
+    await this.refusedAfter(
+      3, sdk.RateLimitError, "POST", "/batches",
       () => this.createBatch(requestLines([BASE])), { status: 429, code: "limit_exceeded" },
     );
     await this.batchIn(batch.id, "in_progress");
@@ -231,12 +231,12 @@ class Loop {
     const { request_counts: counts } = await this.batchIn(batch.id, "cancelled");
     assert.equal(counts.completed + counts.failed, 60);
     const conflict = { status: 409, code: "invalid_state" };
-    await this.refusedOnceWith(
-      sdk.ConflictError, "POST", "/fine_tuning/jobs/{job_id}/cancel",
+    await this.refusedAfter(
+      1, sdk.ConflictError, "POST", "/fine_tuning/jobs/{job_id}/cancel",
       () => client.fineTuning.jobs.cancel(job.id), conflict,
     );
-    await this.refusedOnceWith(
-      sdk.ConflictError, "POST", "/batches/{batch_id}/cancel",
+    await this.refusedAfter(
+      1, sdk.ConflictError, "POST", "/batches/{batch_id}/cancel",
       () => client.batches.cancel(batch.id), conflict,
     );
   }

@@ -230,12 +230,12 @@ def test_work_is_cancelled_and_each_refusal_is_asked_for_once(
         model=BASE, training_file=training.id, hyperparameters={"n_epochs": 9}
     )
     batch = create_batch(client, request_lines(BASE, delay_ms=300, questions=60))
-    with product.refused_once(openai.RateLimitError, "POST", "/batches") as limited:
+    with product.refused(openai.RateLimitError, "POST", "/batches", tries=3) as limited:
         create_batch(client, request_lines(BASE))
     assert limited.value.code == "limit_exceeded"
     batch_in(client, batch.id, "in_progress")
     running_job(client, job.id)
-    with product.refused_once(openai.ConflictError, "DELETE", "/files/{file_id}") as in_use:
+    with product.refused(openai.ConflictError, "DELETE", "/files/{file_id}") as in_use:
         client.files.delete(training.id)
     assert in_use.value.code == "invalid_state"
     assert client.fine_tuning.jobs.cancel(job.id).status == "cancelled"
@@ -243,14 +243,12 @@ def test_work_is_cancelled_and_each_refusal_is_asked_for_once(
     batch = batch_in(client, batch.id, "cancelled")
     assert batch.request_counts is not None
     assert batch.request_counts.completed + batch.request_counts.failed == 60
-    with product.refused_once(
+    with product.refused(
         openai.ConflictError, "POST", "/fine_tuning/jobs/{job_id}/cancel"
     ) as job_ended:
         client.fine_tuning.jobs.cancel(job.id)
     assert job_ended.value.code == "invalid_state"
-    with product.refused_once(
-        openai.ConflictError, "POST", "/batches/{batch_id}/cancel"
-    ) as batch_ended:
+    with product.refused(openai.ConflictError, "POST", "/batches/{batch_id}/cancel") as batch_ended:
         client.batches.cancel(batch.id)
     assert batch_ended.value.code == "invalid_state"
     assert receipt_of(client, job.id)["charge_usd"] == "0.00"

@@ -144,14 +144,12 @@ async def test_work_is_cancelled_and_each_refusal_is_asked_for_once(
     )
     assert cancelled.status == "cancelled"
     await batch_in(client, batch.id, "cancelled")
-    with product.refused_once(
+    with product.refused(
         openai.ConflictError, "POST", "/fine_tuning/jobs/{job_id}/cancel"
     ) as job_ended:
         await client.fine_tuning.jobs.cancel(job.id)
     assert job_ended.value.code == "invalid_state"
-    with product.refused_once(
-        openai.ConflictError, "POST", "/batches/{batch_id}/cancel"
-    ) as batch_ended:
+    with product.refused(openai.ConflictError, "POST", "/batches/{batch_id}/cancel") as batch_ended:
         await client.batches.cancel(batch.id)
     assert batch_ended.value.code == "invalid_state"
 
