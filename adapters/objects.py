@@ -21,8 +21,8 @@ from urllib.parse import unquote, urlsplit
 import obstore
 from obstore.store import from_url
 
-from domain.messages import ObjectRef
 from domain.ports import ObjectMissing, Objects
+from domain.stored import StoredObject
 
 PIECE_BYTES = 1 << 20
 """How much is read or written at a time."""
@@ -56,7 +56,7 @@ class DiskObjects:
         self._unfinished.mkdir(mode=0o700, exist_ok=True)
         _remove_older_than(self._unfinished, seconds=UNFINISHED_SECONDS_MAX)
 
-    async def put(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectRef:
+    async def put(self, key: str, chunks: AsyncIterator[bytes]) -> StoredObject:
         target = self._path(key)
         unfinished = self._unfinished / secrets.token_hex(16)
         digest, size = hashlib.sha256(), 0
@@ -69,9 +69,9 @@ class DiskObjects:
             await asyncio.to_thread(self._move_durably, unfinished, target)
         finally:
             unfinished.unlink(missing_ok=True)
-        return ObjectRef(key=key, bytes=size, sha256=digest.hexdigest())
+        return StoredObject(key=key, bytes=size, sha256=digest.hexdigest())
 
-    async def put_file(self, key: str, path: Path) -> ObjectRef:
+    async def put_file(self, key: str, path: Path) -> StoredObject:
         return await self.put(key, _read_file(path, start_byte=0, end_byte=None))
 
     async def get(
@@ -144,7 +144,7 @@ class RemoteObjects:
     def __init__(self, url: str) -> None:
         self._store = from_url(url)
 
-    async def put(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectRef:
+    async def put(self, key: str, chunks: AsyncIterator[bytes]) -> StoredObject:
         digest, size = hashlib.sha256(), 0
 
         async def measured() -> AsyncIterator[bytes]:
@@ -157,9 +157,9 @@ class RemoteObjects:
         await obstore.put_async(
             self._store, key, measured(), chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
         )
-        return ObjectRef(key=key, bytes=size, sha256=digest.hexdigest())
+        return StoredObject(key=key, bytes=size, sha256=digest.hexdigest())
 
-    async def put_file(self, key: str, path: Path) -> ObjectRef:
+    async def put_file(self, key: str, path: Path) -> StoredObject:
         return await self.put(key, _read_file(path, start_byte=0, end_byte=None))
 
     async def get(

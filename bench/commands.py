@@ -28,7 +28,7 @@ from domain.ledger.account import Account, AccountLimits
 from domain.ledger.key_spend import KeySpend
 from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import PriceList
-from domain.messages import ObjectRef
+from domain.stored import StoredObject
 from domain.unit_of_work import CommandContext
 from projections.registry import INLINE
 
@@ -194,7 +194,7 @@ def _seed(store: EventStore) -> list[Tenant]:
                 envelope=envelope,
                 account_id=tenant.account_id,
                 purpose="batch",
-                object=ObjectRef(key=key, bytes=1, sha256="0" * 64),
+                object=StoredObject(key=key, bytes=1, sha256="0" * 64),
                 expires_at=None,
                 training=None,
             ),

@@ -40,12 +40,6 @@ class Envelope(BaseModel):
     causation: str
 
 
-class StoredModel(BaseModel):
-    """A value inside an event: frozen and strict, so that history reads back as it was written."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 def _is_event(member: object) -> bool:
     return isinstance(member, type) and issubclass(member, CanMutateAggregate)
 

@@ -12,32 +12,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from pydantic import Field
-
-from domain.aggregate import Aggregate, Envelope, StoredModel, event
+from domain.aggregate import Aggregate, Envelope, event
 from domain.errors import InvalidState, NotFound
-from domain.messages import ObjectRef
+from domain.inputs.training_file import TrainingFacts
+from domain.stored import StoredObject
 
 Purpose = Literal["fine-tune", "batch", "batch_output"]
 DeletedBecause = Literal["asked", "expired"]
-
-
-class TrainingFacts(StoredModel):
-    """What the check of a fine-tune file found (fine-tuning page, "Training files").
-
-    `token_bounds` and `token_estimates` are per base id: an upper bound from the UTF-8 bytes, the
-    template's own tokens included, and a conservative estimate from the text. `sample_estimates`
-    has the bases that train several samples of a row (`domain/catalog.py`, `samples_per_turn`):
-    the estimate over all samples, which counts for time and never for money.
-    """
-
-    kind: Literal["chat", "preference"]
-    rows: int
-    messages: int
-    token_bounds: dict[str, int]
-    token_estimates: dict[str, int]
-    sample_estimates: dict[str, int] = Field(default_factory=dict)
-    first_row_that_does_not_alternate: int | None
 
 
 class File(Aggregate, topic="gridline.file"):
@@ -45,7 +26,7 @@ class File(Aggregate, topic="gridline.file"):
 
     account_id: str
     purpose: Purpose
-    object: ObjectRef
+    object: StoredObject
     expires_at: datetime | None
     training: TrainingFacts | None
     pins: list[str]
@@ -59,7 +40,7 @@ class File(Aggregate, topic="gridline.file"):
         envelope: Envelope,
         account_id: str,
         purpose: Purpose,
-        object: ObjectRef,
+        object: StoredObject,
         expires_at: datetime | None,
         training: TrainingFacts | None,
     ) -> None:

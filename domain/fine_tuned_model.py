@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from domain.aggregate import Aggregate, Envelope, event
 from domain.errors import NotFound
-from domain.messages import AdapterRef, ObjectRef
+from domain.stored import StoredModel, StoredObject
+
+
+class StoredAdapter(StoredModel):
+    """A model's two files, as a batch's plan keeps them. `name` is its `ft:` name."""
+
+    name: str
+    config: StoredObject
+    weights: StoredObject
+    rank: int
 
 
 class FineTunedModel(Aggregate, topic="gridline.fine_tuned_model"):
@@ -14,8 +23,8 @@ class FineTunedModel(Aggregate, topic="gridline.fine_tuned_model"):
     job_id: str
     base: str
     base_revision: str
-    config: ObjectRef
-    weights: ObjectRef
+    config: StoredObject
+    weights: StoredObject
     rank: int
     servable: bool
     deleted: bool
@@ -30,8 +39,8 @@ class FineTunedModel(Aggregate, topic="gridline.fine_tuned_model"):
         job_id: str,
         base: str,
         base_revision: str,
-        config: ObjectRef,
-        weights: ObjectRef,
+        config: StoredObject,
+        weights: StoredObject,
         rank: int,
         servable: bool,
     ) -> None:
@@ -46,9 +55,9 @@ class FineTunedModel(Aggregate, topic="gridline.fine_tuned_model"):
         self.deleted = False
 
     @property
-    def adapter(self) -> AdapterRef:
+    def adapter(self) -> StoredAdapter:
         """What a batch stages of it."""
-        return AdapterRef(name=self.id, config=self.config, weights=self.weights, rank=self.rank)
+        return StoredAdapter(name=self.id, config=self.config, weights=self.weights, rank=self.rank)
 
     def delete(self, *, envelope: Envelope) -> None:
         """From now on it cannot be named, listed or downloaded. Raises NotFound if it is gone."""

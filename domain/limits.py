@@ -6,6 +6,8 @@ only the default here. Nothing else in the product may hold a limit of its own.
 
 from __future__ import annotations
 
+from typing import Literal
+
 MIB = 1024 * 1024
 
 # Files
@@ -83,6 +85,9 @@ KEY_TOTAL_SPEND_USD_MAX = 100_000
 """Migration page: the most that a key's total limit can be set to."""
 
 # Batches
+CompletionWindow = Literal["24h", "72h"]
+COMPLETION_WINDOW_SECONDS: dict[CompletionWindow, int] = {"24h": 86_400, "72h": 3 * 86_400}
+"""Migration page: the two windows that a batch can ask for."""
 BATCH_REQUESTS_MAX = 50_000
 """Migration page."""
 BATCH_LINE_BYTES_MAX = 16 * MIB

@@ -13,9 +13,12 @@ Changing a message: add optional fields only, or raise PROTOCOL_VERSION and read
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from domain.catalog import AdapterMethod, Endpoint, TrainingMethod
+from domain.stored import StoredObject
 
 PROTOCOL_VERSION = 1
 
@@ -58,6 +61,15 @@ class ObjectRef(Part):
     bytes: int = Field(ge=0)
     sha256: str
 
+    @classmethod
+    def of(cls, stored: StoredObject) -> Self:
+        """What a message says of a stored object."""
+        return cls(key=stored.key, bytes=stored.bytes, sha256=stored.sha256)
+
+    def stored(self) -> StoredObject:
+        """What the log keeps of it."""
+        return StoredObject(key=self.key, bytes=self.bytes, sha256=self.sha256)
+
 
 class AdapterRef(Part):
     """A fine-tuned model's two files. `name` is its `ft:` name."""
@@ -82,7 +94,7 @@ class BatchChunkTask(Part):
     end_byte: int = Field(ge=0)
     first_line: int = Field(ge=1)
     requests: int = Field(ge=1)
-    endpoint: Literal["/v1/chat/completions", "/v1/embeddings"]
+    endpoint: Endpoint
     base: str
     adapters: tuple[AdapterRef, ...] = ()
     output_prefix: str
@@ -108,8 +120,8 @@ class TrainTask(Part):
 
     kind: Literal["train"] = "train"
     base: str
-    method: Literal["supervised", "dpo"]
-    adapter: Literal["lora", "qlora"]
+    method: TrainingMethod
+    adapter: AdapterMethod
     hyperparameters: TrainingHyperparameters
     seed: int
     training: ObjectRef

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from domain.messages import ObjectRef
+from domain.stored import StoredObject
 
 
 class Clock(Protocol):
@@ -38,12 +38,12 @@ class ObjectMissing(Exception):
 class Objects(Protocol):
     """The object store. Keys are immutable: written once, or again with equal bytes."""
 
-    async def put(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectRef:
+    async def put(self, key: str, chunks: AsyncIterator[bytes]) -> StoredObject:
         """Stores a stream durably (fsync on a local disk) and returns its size and SHA-256.
         Nothing is stored under `key` if the stream raises."""
         ...
 
-    async def put_file(self, key: str, path: Path) -> ObjectRef:
+    async def put_file(self, key: str, path: Path) -> StoredObject:
         """Stores a local file durably."""
         ...
 

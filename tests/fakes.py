@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from domain.messages import ObjectRef
 from domain.ports import ObjectMissing, Record
+from domain.stored import StoredObject
 
 
 class BrokerDown(Exception):
@@ -90,10 +90,10 @@ class FakeObjects:
         self.failures = 0
         """How many of the next operations raise OSError."""
 
-    async def put(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectRef:
+    async def put(self, key: str, chunks: AsyncIterator[bytes]) -> StoredObject:
         return self.add(key, b"".join([chunk async for chunk in chunks]))
 
-    async def put_file(self, key: str, path: Path) -> ObjectRef:
+    async def put_file(self, key: str, path: Path) -> StoredObject:
         self._fail()
         return self.add(key, await asyncio.to_thread(path.read_bytes))
 
@@ -118,11 +118,11 @@ class FakeObjects:
             if key.startswith(prefix):
                 yield key
 
-    def add(self, key: str, content: bytes) -> ObjectRef:
+    def add(self, key: str, content: bytes) -> StoredObject:
         """Stores bytes; other bytes under a used key are a mistake of the caller's."""
         assert self.stored.get(key, content) == content
         self.stored[key] = content
-        return ObjectRef(key=key, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        return StoredObject(key=key, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
     def _fail(self) -> None:
         if self.failures:

@@ -231,14 +231,14 @@ class History:
         self._works[event.originator_id] = _Work(
             account_id=event.account_id,
             key_id=event.key_id,
-            price_version=settings.price_version,
+            price_version=settings.quote.price_version,
             files=tuple(file.file_id for file in files),
             sha256=tuple(file.object.sha256 for file in files),
             base=settings.base,
             base_revision=settings.base_revision,
-            maximum=settings.maximum_nano_usd,
+            maximum=settings.quote.maximum_nano_usd,
         )
-        self._check_key(event, settings.maximum_nano_usd)
+        self._check_key(event, settings.quote.maximum_nano_usd)
 
     def _ended(self, event: Any) -> None:
         work = self._works.get(event.originator_id)

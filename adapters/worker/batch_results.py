@@ -26,8 +26,8 @@ from domain.commands.batches import (
 )
 from domain.inputs.jsonl import Line, LineSplitter
 from domain.limits import BATCH_LINE_BYTES_MAX, MIB
-from domain.messages import ObjectRef
 from domain.ports import ObjectMissing, Objects
+from domain.stored import StoredObject
 from domain.unit_of_work import CommandWriter, UnitOfWork
 from domain.work.batch import Batch, Chunk, Ending
 from domain.work.batch_results import NeverRan, UnansweredRequest, given_up_line, never_ran_line
@@ -49,7 +49,7 @@ class _Finished:
     batch_id: str
     ending: Ending
     without_lost: bool
-    input: ObjectRef
+    input: StoredObject
     chunks: tuple[Chunk, ...]
 
 

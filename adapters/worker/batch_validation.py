@@ -13,14 +13,16 @@ import structlog
 
 from adapters.worker.system_context import system_context
 from domain import ids
+from domain.catalog import Endpoint
 from domain.commands.batches import FailBatch, RecordBatchPlan, fail_batch, record_batch_plan
 from domain.inputs.batch_file import BatchFileCheck, BatchFileFacts
+from domain.inputs.batch_line import LineError
 from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import PriceList
-from domain.messages import ObjectRef
 from domain.ports import ObjectMissing, Objects
+from domain.stored import StoredObject
 from domain.unit_of_work import CommandContext, CommandWriter, UnitOfWork
-from domain.work.batch import Batch, Endpoint, LineError
+from domain.work.batch import Batch
 from domain.work.quote import quote_batch
 from projections.read_model import Read
 from projections.work import models
@@ -43,7 +45,7 @@ class _Subject:
 
     account_id: str
     endpoint: Endpoint
-    input: ObjectRef
+    input: StoredObject
     prices: PriceList
 
 

@@ -15,8 +15,8 @@ from starlette.responses import Response, StreamingResponse
 
 from api.http.errors import error_response
 from domain.errors import InvalidRequest, NotFound
-from domain.messages import ObjectRef
 from domain.ports import ObjectMissing, Objects
+from domain.stored import StoredObject
 
 _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)")
 
@@ -24,7 +24,7 @@ _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)")
 async def send_object(
     request: Request,
     objects: Objects,
-    stored: ObjectRef,
+    stored: StoredObject,
     *,
     filename: str,
     headers: dict[str, str] | None = None,

@@ -15,11 +15,11 @@ from typing import Any
 
 from api.http.multipart import MultipartReader, PartHead, bare_filename
 from domain.errors import FileTooLarge, InvalidFile, InvalidRequest
-from domain.file import Purpose, TrainingFacts
+from domain.file import Purpose
 from domain.inputs.create_bodies import parse_expires_after
-from domain.inputs.training_file import TrainingFileCheck
-from domain.messages import ObjectRef
+from domain.inputs.training_file import TrainingFacts, TrainingFileCheck
 from domain.ports import Objects
+from domain.stored import StoredObject
 
 PIECE_BYTES = 1 << 20
 """What is stored and checked at a time: worth a hop to another thread."""
@@ -33,7 +33,7 @@ _PURPOSES: dict[str, Purpose] = {"fine-tune": "fine-tune", "batch": "batch"}
 class Upload:
     """A stored upload. `training` is null for a batch file."""
 
-    object: ObjectRef
+    object: StoredObject
     purpose: Purpose
     filename: str
     expires_after_seconds: int | None
@@ -51,7 +51,7 @@ class UploadReceiver:
         self._key = key
         self._bytes_max = bytes_max
         self._fields: dict[str, str] = {}
-        self._file: tuple[str, ObjectRef] | None = None
+        self._file: tuple[str, StoredObject] | None = None
         self._check = TrainingFileCheck()
         self._refusal: InvalidFile | None = None
 
@@ -88,7 +88,7 @@ class UploadReceiver:
         if head.name == "purpose":
             self._purpose()
 
-    async def _stored(self) -> ObjectRef:
+    async def _stored(self) -> StoredObject:
         """Stores the file part. Some stores wrap what their stream raises: it is unwrapped here."""
         failure: Exception | None = None
 

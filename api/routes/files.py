@@ -30,7 +30,7 @@ from domain.errors import (
     StorageOutcomeUnknown,
 )
 from domain.limits import FILE_KEPT_SECONDS, MIB
-from domain.messages import ObjectRef
+from domain.stored import StoredObject
 from projections.work import files
 from projections.work.files import FileRow
 
@@ -165,7 +165,7 @@ async def content(call: Call) -> Response:
     return await send_object(
         call.request,
         call.api.control.objects,
-        ObjectRef(key=row.object_key, bytes=row.bytes, sha256=row.sha256),
+        StoredObject(key=row.object_key, bytes=row.bytes, sha256=row.sha256),
         filename=row.filename or row.id,
     )
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from api.schemas.quotes import fine_tune_quote_object
 from api.schemas.times import seconds, seconds_or_none
 from domain.ids import account_slug
+from domain.inputs.hyperparameters import Hyperparameters
 from domain.ledger.money import usd_text
+from domain.stored import number
 from projections.work.fine_tuning_events import EventRow
 from projections.work.fine_tuning_jobs import CheckpointRow, JobRow
 
@@ -17,7 +20,7 @@ def job_object(row: JobRow) -> dict[str, Any]:
     """OpenAI's job object. `hyperparameters` are shown as they were resolved, twice, as OpenAI
     does; beta only where DPO has it."""
     settings = row.settings
-    shown = dict(settings.requested)
+    shown = _hyperparameters(settings.hyperparameters)
     of_method = {"adapter": settings.adapter, "hyperparameters": dict(shown)}
     shown.pop("beta", None)
     open_still = row.status not in TERMINAL
@@ -45,6 +48,21 @@ def job_object(row: JobRow) -> dict[str, Any]:
     }
 
 
+def _hyperparameters(stored: Hyperparameters) -> dict[str, Any]:
+    """As they were resolved; beta for DPO alone."""
+    shown = {
+        "n_epochs": stored.n_epochs,
+        "batch_size": stored.batch_size,
+        "learning_rate": number(stored.learning_rate),
+        "lora_rank": stored.lora_rank,
+        "lora_alpha": stored.lora_alpha,
+        "max_seq_length": stored.max_seq_length,
+        "beta": number(stored.beta),
+        "learning_rate_multiplier": number(stored.learning_rate_multiplier),
+    }
+    return {name: value for name, value in shown.items() if value is not None}
+
+
 def _error(row: JobRow) -> dict[str, Any] | None:
     if row.error_code is None:
         return None
@@ -53,7 +71,7 @@ def _error(row: JobRow) -> dict[str, Any] | None:
 
 def _gridline(row: JobRow) -> dict[str, Any]:
     return {
-        "quote": row.settings.quote,
+        "quote": fine_tune_quote_object(row.settings.quote),
         "reason": row.reason,
         "suffix": row.suffix,
         "api_key_id": row.key_id,
@@ -86,13 +104,13 @@ def _result(row: JobRow) -> dict[str, Any] | None:
     if result is None:
         return None
     return {
-        "eval_loss_before": result.eval_loss_before,
-        "eval_loss": result.eval_loss,
+        "eval_loss_before": number(result.eval_loss_before),
+        "eval_loss": number(result.eval_loss),
         "eval_rows": result.eval_rows,
         "eval_source": row.eval_source,
-        "train_loss": result.train_loss,
+        "train_loss": number(result.train_loss),
         "steps": result.steps,
-        "seconds": result.seconds,
+        "seconds": number(result.seconds),
         "loss_tokens": result.loss_tokens,
         "rows_trained": result.rows_trained,
         "rows_dropped": result.rows_dropped,

@@ -12,15 +12,17 @@ from domain.commands.files import name_row
 from domain.commands.ownership import batch_of
 from domain.commands.settlement import HoldTerms, capture_hold, place_hold, release_hold
 from domain.file import File
-from domain.fine_tuned_model import FineTunedModel
+from domain.fine_tuned_model import FineTunedModel, StoredAdapter
+from domain.inputs.batch_file import ChunkPlan
+from domain.inputs.batch_line import LineError
 from domain.ledger.account import Account
 from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import charge_for_batch
 from domain.ledger.receipt import Receipt, ReceiptLine
 from domain.limits import FILE_KEPT_SECONDS
-from domain.messages import AdapterRef, ObjectRef
+from domain.stored import StoredObject
 from domain.unit_of_work import UnitOfWork
-from domain.work.batch import Batch, BatchPlan, ChunkPlan, LineError
+from domain.work.batch import Batch, BatchPlan
 
 HOLD_MARGIN = timedelta(hours=1)
 """A hold outlives its batch's window by this, so that the end of the window settles it."""
@@ -44,7 +46,7 @@ def record_batch_plan(uow: UnitOfWork, command: RecordBatchPlan) -> None:
     batch = uow.get(Batch, command.batch_id)
     if not batch.wants_plan:
         return
-    adapters: list[AdapterRef] = []
+    adapters: list[StoredAdapter] = []
     errors: list[LineError] = []
     for name, line in sorted(command.first_lines.items()):
         model = uow.find(FineTunedModel, name)
@@ -192,7 +194,7 @@ def lose_result(uow: UnitOfWork, command: LoseResult) -> None:
 class ResultFile:
     """An output or error file whose bytes are durable; `lines` counts its lines."""
 
-    object: ObjectRef
+    object: StoredObject
     lines: int
 
 

@@ -9,10 +9,11 @@ from domain import ids
 from domain.commands.idempotency import Origin, made_before, remember
 from domain.commands.ownership import file_of
 from domain.errors import InvalidRequest
-from domain.inputs.create_bodies import COMPLETION_WINDOW_SECONDS, BatchCreate
+from domain.inputs.create_bodies import BatchCreate
 from domain.ledger.account import Account
 from domain.ledger.key_spend import KeySpend
 from domain.ledger.price_book import PriceBook
+from domain.limits import COMPLETION_WINDOW_SECONDS
 from domain.unit_of_work import PersonalRow, UnitOfWork
 from domain.work.batch import Batch
 

@@ -14,9 +14,10 @@ from domain.commands.create_batch import texts_row
 from domain.commands.idempotency import Origin, made_before, remember
 from domain.commands.ownership import file_of
 from domain.errors import InvalidRequest
-from domain.file import File, TrainingFacts
+from domain.file import File
 from domain.fine_tuned_model import FineTunedModel
 from domain.inputs.create_bodies import FineTuneCreate
+from domain.inputs.training_file import TrainingFacts
 from domain.ledger.account import Account
 from domain.ledger.key_spend import KeySpend
 from domain.ledger.price_book import PriceBook
@@ -111,16 +112,10 @@ def _settings(
         method=create.method,
         adapter=create.adapter,
         hyperparameters=create.hyperparameters,
-        requested=create.shown_hyperparameters,
         seed=create.seed,
         training=_job_file(training),
         validation=_job_file(validation) if validation is not None else None,
-        eval_rows=quote.eval_rows,
-        price_version=quote.price_version,
-        maximum_nano_usd=quote.maximum_nano_usd,
-        minimum_nano_usd=quote.minimum_nano_usd,
-        estimated_seconds=quote.estimated_seconds,
-        quote=quote.to_wire(),
+        quote=quote,
         time_limit_seconds=JOB_SECONDS_MAX,
         has_suffix=create.suffix is not None,
     )

@@ -7,11 +7,12 @@ from datetime import datetime
 
 from domain.commands.idempotency import Origin, made_before, remember
 from domain.commands.ownership import file_of, model_of
-from domain.file import File, Purpose, TrainingFacts
+from domain.file import File, Purpose
 from domain.fine_tuned_model import FineTunedModel
 from domain.ids import fine_tuned_model_name
+from domain.inputs.training_file import TrainingFacts
 from domain.ledger.account import Account
-from domain.messages import ObjectRef
+from domain.stored import StoredObject
 from domain.unit_of_work import PersonalRow, UnitOfWork
 from domain.work.batch import Batch
 from domain.work.fine_tuning_job import FineTuningJob
@@ -25,7 +26,7 @@ class StoreFile:
     origin: Origin
     file_id: str
     purpose: Purpose
-    object: ObjectRef
+    object: StoredObject
     filename: str
     expires_at: datetime | None
     training: TrainingFacts | None

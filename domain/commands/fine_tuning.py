@@ -15,9 +15,8 @@ from domain.ledger.account import Account
 from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import charge_for_training
 from domain.ledger.receipt import Receipt, ReceiptLine
-from domain.messages import TrainFinished
 from domain.unit_of_work import UnitOfWork
-from domain.work.fine_tuning_job import STARTS_MAX, FineTuningJob
+from domain.work.fine_tuning_job import STARTS_MAX, FineTuningJob, TrainingResult
 from domain.work.job_errors import side_of
 
 WAITING_LIMIT = timedelta(hours=24)
@@ -55,8 +54,8 @@ def start_fine_tuning_job(uow: UnitOfWork, command: StartFineTuningJob) -> None:
             work_id=job.id,
             account_id=job.account_id,
             key_id=job.key_id,
-            maximum_nano_usd=job.settings.maximum_nano_usd,
-            price_version=job.settings.price_version,
+            maximum_nano_usd=job.settings.quote.maximum_nano_usd,
+            price_version=job.settings.quote.price_version,
             expires_at=uow.now + WAITING_LIMIT + run_limit + HOLD_MARGIN,
         ),
     )
@@ -114,7 +113,7 @@ def expire_fine_tuning_job(uow: UnitOfWork, command: ExpireFineTuningJob) -> Non
         )
 
 
-def succeed(uow: UnitOfWork, job: FineTuningJob, result: TrainFinished) -> None:
+def succeed(uow: UnitOfWork, job: FineTuningJob, result: TrainingResult) -> None:
     """Registers the adapter, captures the charge, frees the slots and ends the job."""
     settings = job.settings
     name = ids.fine_tuned_model_name(settings.base, job.account_id, job.id)
@@ -190,10 +189,10 @@ def training_receipt(
 ) -> Receipt:
     """The charge for the tokens trained, at most the quote."""
     settings = job.settings
-    prices = uow.get(PriceBook, ids.PRICE_BOOK_ID).of_version(settings.price_version)
+    prices = uow.get(PriceBook, ids.PRICE_BOOK_ID).of_version(settings.quote.price_version)
     of_base = prices.of(settings.base)
     charge = min(
-        settings.maximum_nano_usd,
+        settings.quote.maximum_nano_usd,
         charge_for_training(
             prices=of_base,
             method=settings.method,
@@ -203,7 +202,7 @@ def training_receipt(
     )
     files = (settings.training, *((settings.validation,) if settings.validation else ()))
     return Receipt(
-        price_version=settings.price_version,
+        price_version=settings.quote.price_version,
         base=settings.base,
         base_revision=settings.base_revision,
         lines=(
@@ -214,11 +213,11 @@ def training_receipt(
                 rate_nano_usd_per_mtok=of_base.trained_rate(settings.method),
             ),
         ),
-        minimum_nano_usd=settings.minimum_nano_usd,
+        minimum_nano_usd=settings.quote.minimum_nano_usd,
         minimum_applies=with_minimum,
-        maximum_nano_usd=settings.maximum_nano_usd,
+        maximum_nano_usd=settings.quote.maximum_nano_usd,
         charge_nano_usd=charge,
-        returned_nano_usd=settings.maximum_nano_usd - charge,
+        returned_nano_usd=settings.quote.maximum_nano_usd - charge,
         input_sha256=tuple(file.object.sha256 for file in files),
     )
 

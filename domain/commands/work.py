@@ -6,24 +6,30 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from domain.commands.fine_tuning import end_failed, lose_runner, succeed
+from domain.fine_tuned_model import StoredAdapter
 from domain.ids import BATCH
+from domain.inputs.hyperparameters import Hyperparameters
 from domain.messages import (
+    AdapterRef,
     Attempt,
     AttemptFailed,
     BatchChunkTask,
     ChunkFinished,
     ChunkProgress,
+    ObjectRef,
     Report,
     Started,
     Task,
     TrainCancelled,
     TrainFinished,
+    TrainingHyperparameters,
     TrainProgress,
     TrainTask,
 )
+from domain.stored import TokenUsage, exact, exact_or_none
 from domain.unit_of_work import UnitOfWork
-from domain.work.batch import Batch
-from domain.work.fine_tuning_job import FineTuningJob
+from domain.work.batch import Batch, ChunkResult
+from domain.work.fine_tuning_job import FineTuningJob, TrainingResult
 
 RUN_MARGIN = timedelta(minutes=10)
 """A runner enforces a training's time limit itself; the log's deadline is later by this."""
@@ -119,7 +125,7 @@ def _record_batch_report(uow: UnitOfWork, batch: Batch, report: Report) -> None:
                 report.attempt, completed=completed, failed=failed, envelope=uow.envelope
             )
         case ChunkFinished() as result:
-            batch.finish_chunk(report.attempt, result, envelope=uow.envelope)
+            batch.finish_chunk(report.attempt, _chunk_result(result), envelope=uow.envelope)
         case AttemptFailed(code=code):
             batch.fail_attempt(report.attempt, code=code, envelope=uow.envelope)
         case _:
@@ -139,12 +145,12 @@ def _record_job_report(uow: UnitOfWork, job: FineTuningJob, report: Report) -> N
                 step=progress.step,
                 steps=progress.steps,
                 trained_tokens=progress.trained_tokens,
-                train_loss=progress.train_loss,
-                eval_loss_before=progress.eval_loss_before,
+                train_loss=exact_or_none(progress.train_loss),
+                eval_loss_before=exact_or_none(progress.eval_loss_before),
                 envelope=uow.envelope,
             )
         case TrainFinished() as result:
-            succeed(uow, job, result)
+            succeed(uow, job, _training_result(result))
         case AttemptFailed() as failure:
             end_failed(
                 uow,
@@ -160,6 +166,65 @@ def _record_job_report(uow: UnitOfWork, job: FineTuningJob, report: Report) -> N
             pass
 
 
+def _chunk_result(report: ChunkFinished) -> ChunkResult:
+    return ChunkResult(
+        completed=report.completed,
+        failed=report.failed,
+        usage=tuple(
+            TokenUsage(
+                model=used.model,
+                input_tokens=used.input_tokens,
+                output_tokens=used.output_tokens,
+            )
+            for used in report.usage
+        ),
+        output=report.output.stored() if report.output is not None else None,
+        errors=report.errors.stored() if report.errors is not None else None,
+    )
+
+
+def _training_result(report: TrainFinished) -> TrainingResult:
+    return TrainingResult(
+        trained_tokens=report.trained_tokens,
+        loss_tokens=report.loss_tokens,
+        steps=report.steps,
+        train_loss=exact(report.train_loss),
+        train_accuracy=exact_or_none(report.train_accuracy),
+        eval_loss_before=exact_or_none(report.eval_loss_before),
+        eval_loss=exact_or_none(report.eval_loss),
+        eval_accuracy=exact_or_none(report.eval_accuracy),
+        eval_rows=report.eval_rows,
+        rows_trained=report.rows_trained,
+        rows_dropped=report.rows_dropped,
+        seconds=exact(report.seconds),
+        adapter_config=report.adapter_config.stored(),
+        adapter_weights=report.adapter_weights.stored(),
+        base_revision=report.base_revision,
+        versions=report.versions,
+    )
+
+
+def _hyperparameters(stored: Hyperparameters) -> TrainingHyperparameters:
+    return TrainingHyperparameters(
+        n_epochs=stored.n_epochs,
+        batch_size=stored.batch_size,
+        learning_rate=float(stored.learning_rate),
+        lora_rank=stored.lora_rank,
+        lora_alpha=stored.lora_alpha,
+        max_seq_length=stored.max_seq_length,
+        beta=float(stored.beta) if stored.beta is not None else None,
+    )
+
+
+def _adapter(stored: StoredAdapter) -> AdapterRef:
+    return AdapterRef(
+        name=stored.name,
+        config=ObjectRef.of(stored.config),
+        weights=ObjectRef.of(stored.weights),
+        rank=stored.rank,
+    )
+
+
 def task_of(work: Batch | FineTuningJob, attempt: Attempt) -> Task:
     """What the runner needs to know to run this attempt; the same each time it is sent."""
     if isinstance(work, Batch):
@@ -173,7 +238,7 @@ def task_of(work: Batch | FineTuningJob, attempt: Attempt) -> Task:
             requests=chunk.requests,
             endpoint=work.endpoint,
             base=work.plan.base,
-            adapters=work.plan.adapters,
+            adapters=tuple(_adapter(adapter) for adapter in work.plan.adapters),
             output_prefix=f"chunks/{work.id}/{attempt.chunk}/{attempt.attempt}/",
         )
     settings = work.settings
@@ -181,11 +246,11 @@ def task_of(work: Batch | FineTuningJob, attempt: Attempt) -> Task:
         base=settings.base,
         method=settings.method,
         adapter=settings.adapter,
-        hyperparameters=settings.hyperparameters,
+        hyperparameters=_hyperparameters(settings.hyperparameters),
         seed=settings.seed,
-        training=settings.training.object,
-        validation=settings.validation.object if settings.validation else None,
-        eval_rows=settings.eval_rows,
+        training=ObjectRef.of(settings.training.object),
+        validation=ObjectRef.of(settings.validation.object) if settings.validation else None,
+        eval_rows=settings.quote.eval_rows,
         time_limit_seconds=settings.time_limit_seconds,
         output_prefix=f"adapters/{work.id}/{attempt.attempt}/",
     )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from domain.catalog import CATALOG, BaseModel, Endpoint
-from domain.inputs.batch_line import BatchRequest, parse_request
+from domain.inputs.batch_line import BatchRequest, LineError, parse_request
 from domain.inputs.jsonl import Line, LineSplitter
 from domain.limits import (
     BATCH_ERRORS_MAX,
@@ -20,8 +20,16 @@ from domain.limits import (
     CHUNK_REQUESTS,
     MIB,
 )
-from domain.messages import ModelUsage
-from domain.work.batch import ChunkPlan, LineError
+from domain.stored import StoredModel, TokenUsage
+
+
+class ChunkPlan(StoredModel):
+    """Where a chunk's lines lie in the input object."""
+
+    start_byte: int
+    end_byte: int
+    first_line: int
+    requests: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,7 @@ class BatchFileFacts:
     base: BaseModel | None
     requests: int
     models: tuple[str, ...]
-    worst_case: tuple[ModelUsage, ...]
+    worst_case: tuple[TokenUsage, ...]
     chunks: tuple[ChunkPlan, ...]
     first_lines: Mapping[str, int]
 
@@ -63,7 +71,7 @@ class BatchFileCheck:
         self._requests = 0
         self._line_of_id: dict[bytes, int] = {}
         self._base: BaseModel | None = None
-        self._usage: dict[str, ModelUsage] = {}
+        self._usage: dict[str, TokenUsage] = {}
         self._chunks: list[ChunkPlan] = []
         self._first_lines: dict[str, int] = {}
 
@@ -141,7 +149,7 @@ class BatchFileCheck:
         if request.model != request.base:
             self._first_lines.setdefault(request.model, line.number)
         used = self._usage.get(request.model)
-        self._usage[request.model] = ModelUsage(
+        self._usage[request.model] = TokenUsage(
             model=request.model,
             input_tokens=request.input_token_bound + (used.input_tokens if used else 0),
             output_tokens=request.output_token_bound + (used.output_tokens if used else 0),

@@ -18,9 +18,18 @@ from domain.inputs.requests.faults import Fault, invalid, missing, unsupported
 from domain.inputs.strict_json import InvalidJson, parse_json
 from domain.inputs.token_estimate import bytes_bound
 from domain.limits import CUSTOM_ID_CHARACTERS_MAX
-from domain.work.batch import LineError
+from domain.stored import StoredModel
 
 _LINE_FIELDS = ("custom_id", "method", "url", "body")
+
+
+class LineError(StoredModel):
+    """One entry of `errors.data`: about the file, or one line of it."""
+
+    code: str
+    message: str
+    param: str | None
+    line: int | None
 
 
 @dataclass(frozen=True, slots=True)

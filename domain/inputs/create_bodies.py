@@ -8,7 +8,7 @@ its absence. It never looks a file up: that is the caller's part.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from domain.catalog import (
     CATALOG,
@@ -22,8 +22,9 @@ from domain.catalog import (
     fine_tuning_of,
 )
 from domain.errors import InvalidRequest
-from domain.inputs.hyperparameters import parse_hyperparameters
+from domain.inputs.hyperparameters import Hyperparameters, parse_hyperparameters
 from domain.limits import (
+    COMPLETION_WINDOW_SECONDS,
     EXPIRES_AFTER_SECONDS_MAX,
     EXPIRES_AFTER_SECONDS_MIN,
     METADATA_KEY_CHARACTERS_MAX,
@@ -31,11 +32,8 @@ from domain.limits import (
     METADATA_VALUE_CHARACTERS_MAX,
     SEED_MAX,
     SUFFIX_CHARACTERS_MAX,
+    CompletionWindow,
 )
-from domain.messages import TrainingHyperparameters
-
-CompletionWindow = Literal["24h", "72h"]
-COMPLETION_WINDOW_SECONDS: dict[CompletionWindow, int] = {"24h": 86_400, "72h": 3 * 86_400}
 
 _JOB_FIELDS = (
     "model",
@@ -59,15 +57,13 @@ _BATCH_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class FineTuneCreate:
-    """A create of a job, all defaults filled in. `shown_hyperparameters` is what the job object
-    shows under `hyperparameters` and `method`."""
+    """A create of a job, all defaults filled in."""
 
     base: BaseModel
     training: FineTuning
     method: TrainingMethod
     adapter: AdapterMethod
-    hyperparameters: TrainingHyperparameters
-    shown_hyperparameters: dict[str, Any]
+    hyperparameters: Hyperparameters
     seed: int
     training_file: str
     validation_file: str | None
@@ -108,8 +104,7 @@ def parse_fine_tuning_create(body: object) -> FineTuneCreate:
         training=training,
         method=method,
         adapter=adapter,
-        hyperparameters=hyperparameters.resolved,
-        shown_hyperparameters=hyperparameters.shown,
+        hyperparameters=hyperparameters,
         seed=_seed(fields.get("seed")),
         training_file=_required_text(fields, "training_file"),
         validation_file=_optional_text(fields, "validation_file"),

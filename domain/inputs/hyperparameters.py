@@ -6,7 +6,6 @@ is no number, a string of digits neither.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from domain.catalog import (
@@ -17,7 +16,7 @@ from domain.catalog import (
     TrainingMethod,
 )
 from domain.errors import InvalidRequest
-from domain.messages import TrainingHyperparameters
+from domain.stored import Exact, StoredModel, exact
 
 EPOCHS_DEFAULT, EPOCHS_MAX = 1, 10
 BATCH_SIZE_DEFAULT, BATCH_SIZE_MAX = 8, 64
@@ -41,12 +40,18 @@ _NAMES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Hyperparameters:
-    """What a job trains with, and the same as the job object shows it ("auto" resolved)."""
+class Hyperparameters(StoredModel):
+    """What a job trains with: no "auto" is left. `beta` is null but for DPO;
+    `learning_rate_multiplier` is the rate as a multiple of the method's."""
 
-    resolved: TrainingHyperparameters
-    shown: dict[str, Any]
+    n_epochs: int
+    batch_size: int
+    learning_rate: Exact
+    learning_rate_multiplier: Exact
+    lora_rank: int
+    lora_alpha: int
+    max_seq_length: int
+    beta: Exact | None
 
 
 def parse_hyperparameters(
@@ -66,17 +71,16 @@ def parse_hyperparameters(
     seq_length = _seq_length(values, base=base, training=training, method=method)
     rank = _rank(values, base=base, training=training, method=method, seq_length=seq_length)
     learning_rate, multiplier = _learning_rate(values, method=method)
-    resolved = TrainingHyperparameters(
+    return Hyperparameters(
         n_epochs=_auto_integer(values, "n_epochs", EPOCHS_DEFAULT, maximum=EPOCHS_MAX),
         batch_size=_auto_integer(values, "batch_size", BATCH_SIZE_DEFAULT, maximum=BATCH_SIZE_MAX),
-        learning_rate=learning_rate,
+        learning_rate=exact(learning_rate),
+        learning_rate_multiplier=exact(multiplier),
         lora_rank=rank,
         lora_alpha=_integer(values, "lora_alpha", ALPHA_DEFAULT, minimum=1, maximum=ALPHA_MAX),
         max_seq_length=seq_length,
-        beta=_beta(values) if method == "dpo" else None,
+        beta=exact(_beta(values)) if method == "dpo" else None,
     )
-    shown = resolved.model_dump(exclude_none=True) | {"learning_rate_multiplier": multiplier}
-    return Hyperparameters(resolved=resolved, shown=shown)
 
 
 def _seq_length(
@@ -144,7 +148,8 @@ def _learning_rate(values: dict[str, Any], *, method: TrainingMethod) -> tuple[f
             f'{MULTIPLIER_MAX:g}, or "auto".',
             param="learning_rate_multiplier",
         )
-    return base_rate * multiplier, float(multiplier)
+    # As decimals: 0.0002 times 1.1 is 0.00022.
+    return float(exact(base_rate) * exact(multiplier)), float(multiplier)
 
 
 def _beta(values: dict[str, Any]) -> float:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from pydantic import Field
+
 from domain.catalog import CATALOG, BaseModel, FineTuning
 from domain.errors import InvalidFile
-from domain.file import TrainingFacts
 from domain.inputs.jsonl import Line, LineSplitter
 from domain.inputs.token_estimate import CharacterCounts
 from domain.inputs.training_row import ChatRow, Message, PreferenceRow, TrainingRow, parse_row
 from domain.limits import MIB, TRAINING_LINE_BYTES_MAX
+from domain.stored import StoredModel
 
 FileRole = Literal["training file", "validation file"]
 
@@ -24,6 +26,24 @@ _TRAINABLE: dict[str, tuple[BaseModel, FineTuning]] = {
     name: (base, base.fine_tuning) for name, base in CATALOG.items() if base.fine_tuning is not None
 }
 _THINK_END = "</think>"
+
+
+class TrainingFacts(StoredModel):
+    """What the check of a fine-tune file found (fine-tuning page, "Training files").
+
+    `token_bounds` and `token_estimates` are per base id: an upper bound from the UTF-8 bytes, the
+    template's own tokens included, and a conservative estimate from the text. `sample_estimates`
+    has the bases that train several samples of a row (`domain/catalog.py`, `samples_per_turn`):
+    the estimate over all samples, which counts for time and never for money.
+    """
+
+    kind: Literal["chat", "preference"]
+    rows: int
+    messages: int
+    token_bounds: dict[str, int]
+    token_estimates: dict[str, int]
+    sample_estimates: dict[str, int] = Field(default_factory=dict)
+    first_row_that_does_not_alternate: int | None
 
 
 class TrainingFileCheck:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from domain.catalog import CATALOG, TrainingMethod, base_of_fine_tuned
 from domain.errors import InvalidRequest
 from domain.ledger import money
-from domain.messages import ModelUsage
+from domain.stored import TokenUsage
 
 _LIST_FIELDS = {
     "training_usd_per_mtok": "training_nano_usd_per_mtok",
@@ -154,7 +154,7 @@ def charge_for_training(
 
 
 def charge_for_batch(
-    *, prices: PriceList, usage: Iterable[ModelUsage], any_succeeded: bool, with_minimum: bool
+    *, prices: PriceList, usage: Iterable[TokenUsage], any_succeeded: bool, with_minimum: bool
 ) -> int:
     """Nano-USD for the tokens of a batch's finished lines, all models together: one rounding, then
     the base's minimum if it applies. Nothing once no line succeeded."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from domain.aggregate import StoredModel
+from domain.stored import StoredModel
 
 
 class ReceiptLine(StoredModel):

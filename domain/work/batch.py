@@ -22,11 +22,16 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import ClassVar, Literal
 
-from domain import messages
-from domain.aggregate import Aggregate, Envelope, StoredModel, event
+from domain.aggregate import Aggregate, Envelope, event
+from domain.catalog import Endpoint
 from domain.errors import InvalidState
+from domain.fine_tuned_model import StoredAdapter
+from domain.inputs.batch_file import ChunkPlan
+from domain.inputs.batch_line import LineError
 from domain.ledger.receipt import Receipt
-from domain.messages import AdapterRef, Attempt, ModelUsage, ObjectRef
+from domain.limits import CompletionWindow
+from domain.messages import Attempt
+from domain.stored import StoredModel, StoredObject, TokenUsage
 
 BatchStatus = Literal[
     "validating",
@@ -38,8 +43,6 @@ BatchStatus = Literal[
     "cancelling",
     "cancelled",
 ]
-Endpoint = Literal["/v1/chat/completions", "/v1/embeddings"]
-CompletionWindow = Literal["24h", "72h"]
 Ending = Literal["completed", "cancelled", "expired"]
 
 TERMINAL = ("failed", "completed", "expired", "cancelled")
@@ -53,22 +56,15 @@ STOP_WITHIN = timedelta(minutes=10)
 window over; then it ends without them, so that no runner can keep a hold open."""
 
 
-class LineError(StoredModel):
-    """One entry of `errors.data`: about the file, or one line of it."""
+class ChunkResult(StoredModel):
+    """What a chunk's attempt answered: counts of lines, tokens, and the objects that hold it, null
+    where there would be nothing in it."""
 
-    code: str
-    message: str
-    param: str | None
-    line: int | None
-
-
-class ChunkPlan(StoredModel):
-    """Where a chunk's lines lie in the input object."""
-
-    start_byte: int
-    end_byte: int
-    first_line: int
-    requests: int
+    completed: int
+    failed: int
+    usage: tuple[TokenUsage, ...]
+    output: StoredObject | None
+    errors: StoredObject | None
 
 
 class BatchPlan(StoredModel):
@@ -78,7 +74,7 @@ class BatchPlan(StoredModel):
     base_revision: str
     requests: int
     chunks: tuple[ChunkPlan, ...]
-    adapters: tuple[AdapterRef, ...]
+    adapters: tuple[StoredAdapter, ...]
     maximum_nano_usd: int
 
 
@@ -93,7 +89,7 @@ class Chunk(StoredModel):
     losses: int = 0
     completed: int = 0
     failed: int = 0
-    result: messages.ChunkFinished | None = None
+    result: ChunkResult | None = None
 
 
 class Batch(Aggregate, topic="gridline.batch"):
@@ -104,7 +100,7 @@ class Batch(Aggregate, topic="gridline.batch"):
     account_id: str
     key_id: str
     input_file_id: str
-    input: ObjectRef
+    input: StoredObject
     endpoint: Endpoint
     completion_window: CompletionWindow
     output_expires_seconds: int | None
@@ -127,7 +123,7 @@ class Batch(Aggregate, topic="gridline.batch"):
         account_id: str,
         key_id: str,
         input_file_id: str,
-        input: ObjectRef,
+        input: StoredObject,
         endpoint: Endpoint,
         completion_window: CompletionWindow,
         output_expires_seconds: int | None,
@@ -197,7 +193,7 @@ class Batch(Aggregate, topic="gridline.batch"):
             and chunk.runner_id == attempt.runner_id
         )
 
-    def usage(self) -> tuple[ModelUsage, ...]:
+    def usage(self) -> tuple[TokenUsage, ...]:
         """Tokens by model name over all finished chunks, in the order of names."""
         totals: dict[str, tuple[int, int]] = {}
         for chunk in self.chunks:
@@ -208,7 +204,7 @@ class Batch(Aggregate, topic="gridline.batch"):
                     before[1] + used.output_tokens,
                 )
         return tuple(
-            ModelUsage(model=model, input_tokens=tokens[0], output_tokens=tokens[1])
+            TokenUsage(model=model, input_tokens=tokens[0], output_tokens=tokens[1])
             for model, tokens in sorted(totals.items())
         )
 
@@ -279,9 +275,7 @@ class Batch(Aggregate, topic="gridline.batch"):
                 envelope=envelope,
             )
 
-    def finish_chunk(
-        self, attempt: Attempt, result: messages.ChunkFinished, *, envelope: Envelope
-    ) -> None:
+    def finish_chunk(self, attempt: Attempt, result: ChunkResult, *, envelope: Envelope) -> None:
         """A chunk's final result, once; one that cannot be of this chunk is a failed try."""
         if not self.is_current(attempt):
             return
@@ -421,10 +415,9 @@ class Batch(Aggregate, topic="gridline.batch"):
     ) -> None:
         self._replace(chunk, completed=completed, failed=failed)
 
-    # The module's name keeps the report's type apart from the event's, which has the same.
     @event("ChunkFinished", topic="gridline.batch.chunk_finished")
     def _chunk_finished(
-        self, *, chunk: int, attempt: int, result: messages.ChunkFinished, envelope: Envelope
+        self, *, chunk: int, attempt: int, result: ChunkResult, envelope: Envelope
     ) -> None:
         self._replace(
             chunk,
@@ -461,7 +454,7 @@ class Batch(Aggregate, topic="gridline.batch"):
         error_file_id: str | None,
         completed: int,
         failed: int,
-        usage: tuple[ModelUsage, ...],
+        usage: tuple[TokenUsage, ...],
         receipt: Receipt | None,
         envelope: Envelope,
     ) -> None:

@@ -12,16 +12,18 @@ Reports of an older attempt or another runner change nothing, and so do those of
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from domain.aggregate import Aggregate, Envelope, StoredModel, event
+from domain.aggregate import Aggregate, Envelope, event
+from domain.catalog import AdapterMethod, TrainingMethod
 from domain.errors import InvalidState
+from domain.inputs.hyperparameters import Hyperparameters
 from domain.ledger.receipt import Receipt
-from domain.messages import Attempt, ObjectRef, TrainFinished, TrainingHyperparameters
+from domain.messages import Attempt
+from domain.stored import Exact, StoredModel, StoredObject
+from domain.work.quote import FineTuneQuote
 
 JobStatus = Literal["validating_files", "queued", "running", "succeeded", "failed", "cancelled"]
-Method = Literal["supervised", "dpo"]
-AdapterKind = Literal["lora", "qlora"]
 WaitingFor = Literal["account_capacity", "customer_credit", "gridline_capacity", "platform_budget"]
 FaultSide = Literal["customer", "platform"]
 
@@ -35,35 +37,50 @@ class JobFile(StoredModel):
     """A training or validation file as the job found it."""
 
     file_id: str
-    object: ObjectRef
+    object: StoredObject
     rows: int
 
 
 class JobSettings(StoredModel):
-    """What create resolved: nothing is looked up again later.
-
-    `requested` are the hyperparameters as the job object shows them ("auto" resolved);
-    `quote` is the wire form of the quote, `maximum_nano_usd` its maximum charge.
-    """
+    """What create resolved: nothing is looked up again later."""
 
     base: str
     base_revision: str
     servable: bool
-    method: Method
-    adapter: AdapterKind
-    hyperparameters: TrainingHyperparameters
-    requested: dict[str, Any]
+    method: TrainingMethod
+    adapter: AdapterMethod
+    hyperparameters: Hyperparameters
     seed: int
     training: JobFile
     validation: JobFile | None
-    eval_rows: int
-    price_version: int
-    maximum_nano_usd: int
-    minimum_nano_usd: int
-    estimated_seconds: int
-    quote: dict[str, Any]
+    quote: FineTuneQuote
     time_limit_seconds: int
     has_suffix: bool
+
+
+class TrainingResult(StoredModel):
+    """What a training measured, and the adapter that it made.
+
+    `trained_tokens` is what is billed, `loss_tokens` carried loss. Losses are the mean
+    cross-entropy (DPO: the DPO loss); those before and after are null where nothing was held out.
+    """
+
+    trained_tokens: int
+    loss_tokens: int
+    steps: int
+    train_loss: Exact
+    train_accuracy: Exact | None
+    eval_loss_before: Exact | None
+    eval_loss: Exact | None
+    eval_accuracy: Exact | None
+    eval_rows: int
+    rows_trained: int
+    rows_dropped: int
+    seconds: Exact
+    adapter_config: StoredObject
+    adapter_weights: StoredObject
+    base_revision: str
+    versions: dict[str, str]
 
 
 class FineTuningJob(Aggregate, topic="gridline.fine_tuning_job"):
@@ -162,8 +179,8 @@ class FineTuningJob(Aggregate, topic="gridline.fine_tuning_job"):
         step: int,
         steps: int,
         trained_tokens: int,
-        train_loss: float | None,
-        eval_loss_before: float | None,
+        train_loss: Exact | None,
+        eval_loss_before: Exact | None,
         envelope: Envelope,
     ) -> None:
         """Cumulative counters of the running attempt; they never fall."""
@@ -191,7 +208,7 @@ class FineTuningJob(Aggregate, topic="gridline.fine_tuning_job"):
         self,
         *,
         model: str,
-        result: TrainFinished,
+        result: TrainingResult,
         receipt: Receipt,
         envelope: Envelope,
     ) -> None:
@@ -252,8 +269,8 @@ class FineTuningJob(Aggregate, topic="gridline.fine_tuning_job"):
         step: int,
         steps: int,
         trained_tokens: int,
-        train_loss: float | None,
-        eval_loss_before: float | None,
+        train_loss: Exact | None,
+        eval_loss_before: Exact | None,
         envelope: Envelope,
     ) -> None:
         self.step = step
@@ -261,7 +278,7 @@ class FineTuningJob(Aggregate, topic="gridline.fine_tuning_job"):
 
     @event("Succeeded", topic="gridline.fine_tuning_job.succeeded")
     def _succeeded(
-        self, *, model: str, result: TrainFinished, receipt: Receipt, envelope: Envelope
+        self, *, model: str, result: TrainingResult, receipt: Receipt, envelope: Envelope
     ) -> None:
         self.status = "succeeded"
         self.trained_tokens = result.trained_tokens

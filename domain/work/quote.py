@@ -8,13 +8,11 @@ here, so that both say the same. Nothing here reads a file: the facts come from 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from domain.catalog import DPO_SLOWDOWN, BaseModel
 from domain.errors import InvalidFile
-from domain.file import TrainingFacts
 from domain.inputs.create_bodies import FineTuneCreate
-from domain.ledger.money import usd_number
+from domain.inputs.training_file import TrainingFacts
 from domain.ledger.prices import PriceList, charge_for_batch, charge_for_training
 from domain.limits import (
     HOLD_OUT_DIVISOR,
@@ -26,7 +24,7 @@ from domain.limits import (
     TRAINING_FILE_BYTES_MAX,
     TRAINING_ROWS_MIN,
 )
-from domain.messages import ModelUsage
+from domain.stored import StoredModel, TokenUsage
 
 EVAL_PASSES = 2
 """Before and after training."""
@@ -42,8 +40,7 @@ class JobInput:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class FineTuneQuote:
+class FineTuneQuote(StoredModel):
     """The fine-tuning page's quote. Amounts are nano-USD, `trained_rate` nano-USD per 1M tokens."""
 
     training_tokens_per_epoch_upper_bound: int
@@ -63,50 +60,16 @@ class FineTuneQuote:
         """Tokens times epochs."""
         return self.training_tokens_per_epoch_upper_bound * self.n_epochs
 
-    def to_wire(self) -> dict[str, Any]:
-        """`gridline.quote` of a job."""
-        return {
-            "estimate": True,
-            "training_tokens_upper_bound": self.training_tokens_upper_bound,
-            "training_tokens_per_epoch_upper_bound": self.training_tokens_per_epoch_upper_bound,
-            "n_epochs": self.n_epochs,
-            "eval_rows": self.eval_rows,
-            "estimated_seconds": self.estimated_seconds,
-            "estimated_usd": usd_number(self.estimated_nano_usd),
-            "gpu_memory_class_gb": self.gpu_memory_class_gb,
-            "basis": self.basis,
-            "per_token": {
-                "trained_usd_per_mtok": usd_number(self.trained_rate_nano_usd_per_mtok),
-                "minimum_usd": usd_number(self.minimum_nano_usd),
-                "max_charge_usd": usd_number(self.maximum_nano_usd),
-            },
-            "price_version": self.price_version,
-        }
 
-
-@dataclass(frozen=True, slots=True)
-class BatchQuote:
+class BatchQuote(StoredModel):
     """The most that a validated batch can cost. Amounts are nano-USD."""
 
     base: str
     requests: int
-    worst_case: tuple[ModelUsage, ...]
+    worst_case: tuple[TokenUsage, ...]
     minimum_nano_usd: int
     maximum_nano_usd: int
     price_version: int
-
-    def to_wire(self) -> dict[str, Any]:
-        """What the quote route answers for a batch."""
-        return {
-            "estimate": True,
-            "model": self.base,
-            "requests": self.requests,
-            "input_tokens_upper_bound": sum(each.input_tokens for each in self.worst_case),
-            "output_tokens_upper_bound": sum(each.output_tokens for each in self.worst_case),
-            "minimum_usd": usd_number(self.minimum_nano_usd),
-            "max_charge_usd": usd_number(self.maximum_nano_usd),
-            "price_version": self.price_version,
-        }
 
 
 def quote_fine_tune(
@@ -152,7 +115,7 @@ def quote_fine_tune(
 
 
 def quote_batch(
-    *, base: BaseModel, requests: int, worst_case: tuple[ModelUsage, ...], prices: PriceList
+    *, base: BaseModel, requests: int, worst_case: tuple[TokenUsage, ...], prices: PriceList
 ) -> BatchQuote:
     """The quote of a validated batch: each line at its input bound and its full max_tokens."""
     return BatchQuote(

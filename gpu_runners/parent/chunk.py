@@ -367,4 +367,4 @@ async def _finished(
 async def _put(running: RunningAttempt, key: str, path: Path) -> ObjectRef | None:
     if (await asyncio.to_thread(path.stat)).st_size == 0:
         return None
-    return await with_store_retries(lambda: running.tools.objects.put_file(key, path))
+    return ObjectRef.of(await with_store_retries(lambda: running.tools.objects.put_file(key, path)))

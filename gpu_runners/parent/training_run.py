@@ -19,6 +19,7 @@ import structlog
 
 from domain.messages import (
     AttemptFailed,
+    ObjectRef,
     TrainCancelled,
     TrainFinished,
     TrainProgress,
@@ -143,8 +144,10 @@ class _Training:
             {**fields, "adapter_config": refs[FILES[0]], "adapter_weights": refs[FILES[1]]}
         )
 
-    async def _put(self, key: str, path: Path) -> Any:
-        return await with_store_retries(lambda: self._running.tools.objects.put_file(key, path))
+    async def _put(self, key: str, path: Path) -> ObjectRef:
+        return ObjectRef.of(
+            await with_store_retries(lambda: self._running.tools.objects.put_file(key, path))
+        )
 
     def _ended_without_a_word(self, gone: ChildGone) -> TrainResult:
         if self._running.cancelled.is_set():

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from domain.ids import BATCH
 from domain.ledger.receipt import Receipt
+from domain.work.quote import FineTuneQuote
 from projections.money import holds
 from projections.money.holds import HoldRow
 from projections.read_model import Connection
@@ -29,7 +30,7 @@ class ReceiptRow:
     ended_at: datetime | None
     price_version: int
     maximum_nano_usd: int | None
-    quote: dict[str, Any] | None
+    quote: FineTuneQuote | None
     hold: HoldRow | None
     receipt: Receipt | None
 
@@ -73,8 +74,8 @@ def _of_job(connection: Connection, *, account_id: str, job_id: str) -> ReceiptR
         status=job.status,
         created_at=job.created_at,
         ended_at=job.finished_at,
-        price_version=job.settings.price_version,
-        maximum_nano_usd=job.settings.maximum_nano_usd,
+        price_version=job.settings.quote.price_version,
+        maximum_nano_usd=job.settings.quote.maximum_nano_usd,
         quote=job.settings.quote,
         hold=holds.of_work(connection, account_id=account_id, work_id=job_id),
         receipt=job.receipt,

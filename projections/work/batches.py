@@ -12,9 +12,12 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from domain.catalog import Endpoint
+from domain.inputs.batch_line import LineError
 from domain.ledger.receipt import Receipt
-from domain.messages import ModelUsage, ObjectRef
-from domain.work.batch import BatchStatus, CompletionWindow, Ending, Endpoint, LineError
+from domain.limits import CompletionWindow
+from domain.stored import StoredObject, TokenUsage
+from domain.work.batch import BatchStatus, Ending
 from projections.paging import Page, bounds, page
 from projections.projection import Statement
 from projections.read_model import Connection, ReadModel
@@ -162,7 +165,7 @@ class BatchRow:
     output_file_id: str | None
     error_file_id: str | None
     errors: tuple[LineError, ...]
-    usage: tuple[ModelUsage, ...] | None
+    usage: tuple[TokenUsage, ...] | None
     receipt: Receipt | None
     metadata: dict[str, str] | None
 
@@ -186,8 +189,8 @@ class ChunkRow:
     runner_id: str | None
     completed: int
     failed: int
-    output: ObjectRef | None
-    errors: ObjectRef | None
+    output: StoredObject | None
+    errors: StoredObject | None
 
 
 def get(connection: Connection, *, account_id: str, batch_id: str) -> BatchRow | None:
@@ -228,7 +231,7 @@ def _row(row: dict[str, Any]) -> BatchRow:
             **row,
             "errors": tuple(LineError.model_validate(each) for each in row["errors"] or ()),
             "usage": (
-                tuple(ModelUsage.model_validate(each) for each in usage)
+                tuple(TokenUsage.model_validate(each) for each in usage)
                 if usage is not None
                 else None
             ),
@@ -237,8 +240,8 @@ def _row(row: dict[str, Any]) -> BatchRow:
     )
 
 
-def _object(value: dict[str, Any] | None) -> ObjectRef | None:
-    return ObjectRef.model_validate(value) if value is not None else None
+def _object(value: dict[str, Any] | None) -> StoredObject | None:
+    return StoredObject.model_validate(value) if value is not None else None
 
 
 def _jsonb(value: Any) -> Jsonb | None:

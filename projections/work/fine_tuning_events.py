@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from psycopg.types.json import Jsonb
 
+from domain.stored import number
 from projections.paging import Page, bounds, page
 from projections.projection import Statement
 from projections.read_model import Connection, ReadModel
@@ -143,8 +144,8 @@ def _progressed(event: Any, position: int) -> list[Statement]:
         "step": event.step,
         "total_steps": event.steps,
         "trained_tokens": event.trained_tokens,
-        "train_loss": event.train_loss,
-        "eval_loss_before": event.eval_loss_before,
+        "train_loss": number(event.train_loss),
+        "eval_loss_before": number(event.eval_loss_before),
     }
     data = {name: value for name, value in known.items() if value is not None}
     message = f"Step {event.step}/{event.steps}"
@@ -158,12 +159,12 @@ def _succeeded(event: Any, position: int) -> list[Statement]:
     data = {
         "step": result.steps,
         "total_steps": result.steps,
-        "train_loss": result.train_loss,
-        "eval_loss_before": result.eval_loss_before,
-        "eval_loss": result.eval_loss,
+        "train_loss": number(result.train_loss),
+        "eval_loss_before": number(result.eval_loss_before),
+        "eval_loss": number(result.eval_loss),
         "eval_rows": result.eval_rows,
         "steps": result.steps,
-        "seconds": result.seconds,
+        "seconds": number(result.seconds),
     }
     metrics = _entry(event, position, _losses(result), type="metrics", data=data)
     registered = _entry(event, position, f"New fine-tuned model created: {event.model}", place=1)

@@ -7,13 +7,20 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any, Literal
 
 from psycopg.types.json import Jsonb
 
 from domain.ledger.receipt import Receipt
-from domain.messages import TrainFinished
-from domain.work.fine_tuning_job import FaultSide, JobSettings, JobStatus, WaitingFor
+from domain.stored import number
+from domain.work.fine_tuning_job import (
+    FaultSide,
+    JobSettings,
+    JobStatus,
+    TrainingResult,
+    WaitingFor,
+)
 from projections.paging import Page, bounds, page
 from projections.projection import Statement
 from projections.read_model import Connection, ReadModel
@@ -118,7 +125,7 @@ class JobRow:
     error_message: str | None
     fault_side: FaultSide | None
     model: str | None
-    result: TrainFinished | None
+    result: TrainingResult | None
     receipt: Receipt | None
     metadata: dict[str, str] | None
     suffix: str | None
@@ -126,7 +133,7 @@ class JobRow:
     @property
     def estimated_finish(self) -> datetime:
         """The time of creation plus the quote's estimate."""
-        return self.created_at + timedelta(seconds=self.settings.estimated_seconds)
+        return self.created_at + timedelta(seconds=self.settings.quote.estimated_seconds)
 
     @property
     def fine_tuned_model(self) -> str | None:
@@ -197,7 +204,7 @@ def checkpoints(job: JobRow) -> tuple[CheckpointRow, ...]:
         return ()
     result = job.result
     known = {
-        "step": float(result.steps),
+        "step": Decimal(result.steps),
         "train_loss": result.train_loss,
         "train_mean_token_accuracy": result.train_accuracy,
         "full_valid_loss": result.eval_loss,
@@ -209,7 +216,7 @@ def checkpoints(job: JobRow) -> tuple[CheckpointRow, ...]:
         job_id=job.id,
         model=job.model,
         step_number=result.steps,
-        metrics={name: value for name, value in known.items() if value is not None},
+        metrics={name: float(value) for name, value in known.items() if value is not None},
     )
     return (checkpoint,)
 
@@ -225,7 +232,7 @@ def _row(row: dict[str, Any]) -> JobRow:
         **{
             **row,
             "settings": JobSettings.model_validate(row["settings"]),
-            "result": TrainFinished.model_validate(result) if result is not None else None,
+            "result": TrainingResult.model_validate(result) if result is not None else None,
             "receipt": Receipt.model_validate(receipt) if receipt is not None else None,
         }
     )
@@ -269,8 +276,8 @@ def _progressed(event: Any, _position: int) -> list[Statement]:
         "step": event.step,
         "steps": event.steps,
         "trained_tokens": event.trained_tokens,
-        "train_loss": event.train_loss,
-        "eval_loss_before": event.eval_loss_before,
+        "train_loss": number(event.train_loss),
+        "eval_loss_before": number(event.eval_loss_before),
     }
     return [(_PROGRESSED, parameters)]
 

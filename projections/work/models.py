@@ -8,7 +8,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from domain.messages import AdapterRef, ObjectRef
+from domain.stored import StoredObject
 from projections.projection import Statement
 from projections.read_model import Connection, ReadModel
 
@@ -51,13 +51,8 @@ class ModelRow:
     created_at: datetime
     rank: int
     servable: bool
-    config: ObjectRef
-    weights: ObjectRef
-
-    @property
-    def adapter(self) -> AdapterRef:
-        """What a batch stages of it."""
-        return AdapterRef(name=self.id, config=self.config, weights=self.weights, rank=self.rank)
+    config: StoredObject
+    weights: StoredObject
 
 
 def get(connection: Connection, *, account_id: str, model: str) -> ModelRow | None:
@@ -87,8 +82,8 @@ def _row(row: dict[str, Any]) -> ModelRow:
     return ModelRow(
         **{
             **row,
-            "config": ObjectRef.model_validate(row["config"]),
-            "weights": ObjectRef.model_validate(row["weights"]),
+            "config": StoredObject.model_validate(row["config"]),
+            "weights": StoredObject.model_validate(row["weights"]),
         }
     )
 

@@ -17,6 +17,7 @@ from domain.commands.batches import (
 )
 from domain.commands.fine_tuning import StartFineTuningJob, start_fine_tuning_job
 from domain.commands.work import AssignWork, RecordReport, assign_work, record_report
+from domain.inputs.batch_file import ChunkPlan
 from domain.messages import (
     Attempt,
     ChunkFinished,
@@ -28,7 +29,7 @@ from domain.messages import (
     TrainFinished,
     TrainProgress,
 )
-from domain.work.batch import ChunkPlan
+from domain.stored import StoredObject
 from tests.acceptance.conftest import Served
 
 BASE = "smollm2-135m-instruct"
@@ -36,13 +37,17 @@ CONFIG = b'{"r": 16}'
 WEIGHTS = b"\x00weights" * 5
 
 
-def store(served: Served, key: str, data: bytes) -> ObjectRef:
+def store(served: Served, key: str, data: bytes) -> StoredObject:
     """Puts an object as a runner would."""
 
     async def once() -> AsyncIterator[bytes]:
         yield data
 
     return asyncio.run(served.plane.objects.put(key, once()))
+
+
+def _uploaded(served: Served, key: str, data: bytes) -> ObjectRef:
+    return ObjectRef.of(store(served, key, data))
 
 
 def succeed_training(served: Served, job_id: str) -> None:
@@ -73,8 +78,8 @@ def succeed_training(served: Served, job_id: str) -> None:
             rows_trained=11,
             rows_dropped=0,
             seconds=2.5,
-            adapter_config=store(served, f"adapters/{job_id}/1/adapter_config.json", CONFIG),
-            adapter_weights=store(
+            adapter_config=_uploaded(served, f"adapters/{job_id}/1/adapter_config.json", CONFIG),
+            adapter_weights=_uploaded(
                 served, f"adapters/{job_id}/1/adapter_model.safetensors", WEIGHTS
             ),
             base_revision="0.1.2",

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from domain.commands.batches import FailBatch, fail_batch
-from domain.work.batch import LineError
+from domain.inputs.batch_line import LineError
 from tests.acceptance.conftest import Served
 from tests.acceptance.stand_in_worker import BASE, finish, run_batch
 

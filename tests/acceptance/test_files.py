@@ -14,7 +14,7 @@ import pytest
 
 from api.http import multipart
 from domain.commands.batches import FailBatch, fail_batch
-from domain.work.batch import LineError
+from domain.inputs.batch_line import LineError
 from tests.acceptance.conftest import UPLOAD_BYTES_MAX, Served
 from tests.acceptance.training_files import chat_file
 from tests.unit.case_files import case_bytes

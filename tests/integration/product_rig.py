@@ -19,8 +19,9 @@ from domain.commands import accounts, batches, files, fine_tuning, work
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
 from domain.commands.idempotency import Origin
-from domain.file import TrainingFacts
+from domain.inputs.batch_file import ChunkPlan
 from domain.inputs.create_bodies import parse_batch_create, parse_fine_tuning_create
+from domain.inputs.training_file import TrainingFacts
 from domain.ledger.account import AccountLimits
 from domain.ledger.money import nano_usd
 from domain.ledger.prices import PriceList
@@ -35,8 +36,8 @@ from domain.messages import (
     TrainFinished,
     TrainProgress,
 )
+from domain.stored import StoredObject
 from domain.unit_of_work import CommandContext
-from domain.work.batch import ChunkPlan
 from projections.follower import Follower
 from projections.registry import FOLLOWING, INLINE
 from tests.conftest import Database
@@ -73,8 +74,12 @@ class CountingIds:
         return prefix + f"{next(self._next):012x}".ljust(32, "0")
 
 
+def stored_object(key: str) -> StoredObject:
+    return StoredObject(key=key, bytes=100, sha256="0" * 64)
+
+
 def object_ref(key: str) -> ObjectRef:
-    return ObjectRef(key=key, bytes=100, sha256="0" * 64)
+    return ObjectRef.of(stored_object(key))
 
 
 class ProductRig:
@@ -153,7 +158,7 @@ class ProductRig:
                 origin=self.origin(file_id),
                 file_id=file_id,
                 purpose=purpose,  # type: ignore[arg-type]
-                object=object_ref(f"files/{file_id}"),
+                object=stored_object(f"files/{file_id}"),
                 filename=name,
                 expires_at=self.clock.now() + timedelta(days=30),
                 training=facts if purpose == "fine-tune" else None,
@@ -231,7 +236,7 @@ class ProductRig:
         def result(name: str, lines: int) -> batches.ResultFile | None:
             if not lines:
                 return None
-            return batches.ResultFile(object=object_ref(f"files/{batch_id}-{name}"), lines=lines)
+            return batches.ResultFile(object=stored_object(f"files/{batch_id}-{name}"), lines=lines)
 
         self.run(
             batches.finish_batch,

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from adapters.settings import Settings
-from domain.messages import AdapterRef
+from domain.messages import AdapterRef, ObjectRef
 from gpu_runners.inference.prompts import TokenWriter
 from gpu_runners.parent.adapter_cache import FILES
 from gpu_runners.parent.slots import THREADS_ENVIRONMENT
@@ -249,7 +249,7 @@ async def serve(engine: str, directories: Mapping[str, Path], weights_root: Path
 def put_adapter(bench: Bench, name: str, directory: Path) -> AdapterRef:
     """Into the store, with digests of what is there: only the engine can find it unusable."""
     config, weights = (
-        bench.objects.add(f"adapters/{name}/{file}", (directory / file).read_bytes())
+        ObjectRef.of(bench.objects.add(f"adapters/{name}/{file}", (directory / file).read_bytes()))
         for file in FILES
     )
     return AdapterRef(name=name, config=config, weights=weights, rank=RANK)

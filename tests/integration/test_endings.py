@@ -18,6 +18,8 @@ from adapters.worker.fleet import Fleet
 from adapters.worker.watchdogs import Watchdogs
 from domain.commands import accounts, batches, files
 from domain.ids import derived_file_id, fine_tuned_model_name
+from domain.inputs.batch_file import ChunkPlan
+from domain.inputs.batch_line import LineError
 from domain.ledger.account import Account
 from domain.messages import (
     Attempt,
@@ -29,7 +31,7 @@ from domain.messages import (
     Started,
 )
 from domain.ports import ObjectMissing
-from domain.work.batch import STOP_WITHIN, Batch, ChunkPlan, LineError
+from domain.work.batch import STOP_WITHIN, Batch
 from domain.work.scheduling import AssignedWork
 from projections.registry import INLINE
 from projections.work import open_work as work
@@ -182,7 +184,7 @@ async def sweep(rig: ProductRig, objects: FakeObjects) -> set[str]:
     """What is left of adapters."""
     watchdogs = Watchdogs(
         writer=rig.writer,
-        queue=None,  # type: ignore[arg-type]  # a sweep asks the log and the store alone
+        read=None,  # type: ignore[arg-type]  # a sweep asks the log and the store alone
         objects=objects,
         clock=rig.clock,
         steady_seconds=lambda: 0.0,
@@ -250,7 +252,9 @@ async def test_a_running_trainings_files_are_not_swept(rig: ProductRig) -> None:
 
 def chunk_object(objects: FakeObjects, attempt: Attempt, ids: range) -> ObjectRef:
     content = b"".join(b'{"custom_id":"%d"}\n' % number for number in ids)
-    return objects.add(f"chunks/{attempt.work_id}/{attempt.chunk}/1/output.jsonl", content)
+    return ObjectRef.of(
+        objects.add(f"chunks/{attempt.work_id}/{attempt.chunk}/1/output.jsonl", content)
+    )
 
 
 def file_lines(objects: FakeObjects, batch_id: str, role: str) -> list[dict[str, Any]]:

@@ -300,7 +300,7 @@ def test_a_job_shows_its_quote_progress_and_result(rig: ProductRig) -> None:
     assert checkpoint.metrics["full_valid_loss"] == 0.75
     model = models.get(rig.connection, account_id=rig.account_id, model=str(row.model))
     assert model is not None
-    assert model.adapter.rank == row.settings.hyperparameters.lora_rank
+    assert model.rank == row.settings.hyperparameters.lora_rank
     assert account_of(rig).models == 1
 
 

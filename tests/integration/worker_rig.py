@@ -26,10 +26,10 @@ from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_f
 from domain.commands.files import StoreFile, store_file
 from domain.commands.fine_tuning import CancelFineTuningJob, cancel_fine_tuning_job
 from domain.commands.idempotency import Origin
-from domain.file import File, Purpose, TrainingFacts
+from domain.file import File, Purpose
 from domain.ids import FILE, derived_file_id
 from domain.inputs.create_bodies import parse_batch_create, parse_fine_tuning_create
-from domain.inputs.training_file import TrainingFileCheck
+from domain.inputs.training_file import TrainingFacts, TrainingFileCheck
 from domain.ledger.account import Account, AccountLimits
 from domain.messages import (
     PROGRESS_TOPIC,
@@ -43,6 +43,7 @@ from domain.messages import (
     ChunkFinished,
     Heartbeat,
     ModelUsage,
+    ObjectRef,
     Report,
     Revoke,
 )
@@ -359,13 +360,14 @@ class ScriptedRunner:
                 yield json.dumps(record).encode() + b"\n"
 
         key = f"{task.output_prefix}output.jsonl"
+        output = ObjectRef.of(await self.rig.plane.objects.put(key, lines())) if ids else None
         return self.report(
             message.attempt,
             ChunkFinished(
                 completed=len(ids),
                 failed=0,
                 usage=(ModelUsage(model=BASE, input_tokens=100, output_tokens=10),) if ids else (),
-                output=await self.rig.plane.objects.put(key, lines()) if ids else None,
+                output=output,
                 cancelled=len(ids) < task.requests,
             ),
         )

@@ -248,7 +248,7 @@ class Auditor:
         self._charge(event.originator_id, event.receipt, [(tokens, rate)], minimum=floor)
 
     def _fine_tuning_job_created(self, event) -> None:  # type: ignore[no-untyped-def]
-        self._created(event, event.settings.price_version, "validating_files")
+        self._created(event, event.settings.quote.price_version, "validating_files")
 
     def _fine_tuning_job_queued(self, event) -> None:  # type: ignore[no-untyped-def]
         self._move(event.originator_id, "queued", JOB_PATHS)

@@ -47,17 +47,17 @@ from domain.errors import (
     LimitExceeded,
     NotFound,
 )
-from domain.file import File, TrainingFacts
-from domain.fine_tuned_model import FineTunedModel
+from domain.file import File
+from domain.fine_tuned_model import FineTunedModel, StoredAdapter
 from domain.ids import BATCH, PRICE_BOOK_ID, fine_tuned_model_name, hold_id
 from domain.inputs.create_bodies import parse_batch_create, parse_fine_tuning_create
+from domain.inputs.training_file import TrainingFacts
 from domain.ledger.account import Account, AccountLimits
 from domain.ledger.credit_hold import CreditHold
 from domain.ledger.key_spend import KeySpend, SpendLimits
 from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import PriceList
 from domain.messages import (
-    AdapterRef,
     Attempt,
     AttemptFailed,
     ChunkFinished,
@@ -69,6 +69,7 @@ from domain.messages import (
     TrainFinished,
     TrainProgress,
 )
+from domain.stored import StoredObject
 from domain.unit_of_work import CommandContext
 from domain.work.batch import Batch
 from domain.work.fine_tuning_job import FineTuningJob
@@ -589,7 +590,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 if deleted or not self.load(FineTunedModel, name).deleted:
                     yield found.account_id, name
 
-    def _staged(self) -> dict[str, AdapterRef]:
+    def _staged(self) -> dict[str, StoredAdapter]:
         """The adapters that open batches have staged."""
         return {
             adapter.name: adapter
@@ -630,7 +631,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 origin=self._origin(owner, "files", file_id),
                 file_id=file_id,
                 purpose=purpose,  # type: ignore[arg-type]
-                object=ObjectRef(key=f"files/{file_id}", bytes=100, sha256="0" * 64),
+                object=StoredObject(key=f"files/{file_id}", bytes=100, sha256="0" * 64),
                 filename="rows.jsonl",
                 expires_at=self.clock.now() + timedelta(hours=20),
                 training=facts if purpose == "fine-tune" else None,
@@ -668,7 +669,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def _result(self, batch_id: str, name: str, lines: int) -> batches.ResultFile | None:
         if lines == 0:
             return None
-        ref = ObjectRef(key=f"files/{batch_id}-{name}", bytes=lines * 10, sha256="1" * 64)
+        ref = StoredObject(key=f"files/{batch_id}-{name}", bytes=lines * 10, sha256="1" * 64)
         return batches.ResultFile(object=ref, lines=lines)
 
     def teardown(self) -> None:

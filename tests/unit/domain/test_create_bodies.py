@@ -16,6 +16,8 @@ from domain.inputs.create_bodies import (
     parse_fine_tuning_create,
     parse_metadata,
 )
+from domain.inputs.hyperparameters import Hyperparameters
+from domain.stored import exact
 from tests.unit.case_files import case_bytes, case_names
 
 BARE = {"model": "qwen2.5-0.5b-instruct", "training_file": "file-1"}
@@ -74,15 +76,16 @@ def test_a_bare_body_takes_every_default_of_the_page() -> None:
     assert create.method == "supervised"
     assert create.adapter == "qlora"
     assert create.seed == 0
-    assert create.shown_hyperparameters == {
-        "n_epochs": 1,
-        "batch_size": 8,
-        "learning_rate_multiplier": 1.0,
-        "learning_rate": 2e-4,
-        "lora_rank": 16,
-        "lora_alpha": 32,
-        "max_seq_length": 2_048,
-    }
+    assert create.hyperparameters == Hyperparameters(
+        n_epochs=1,
+        batch_size=8,
+        learning_rate_multiplier=exact(1.0),
+        learning_rate=exact(2e-4),
+        lora_rank=16,
+        lora_alpha=32,
+        max_seq_length=2_048,
+        beta=None,
+    )
     auto = {"n_epochs": "auto", "batch_size": "auto", "learning_rate_multiplier": "auto"}
     assert job(hyperparameters=auto) == create
 
@@ -134,8 +137,8 @@ def test_the_pages_examples_are_accepted() -> None:
     dpo = job(
         "qwen2.5-7b-instruct", method={"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.1}}}
     )
-    assert (dpo.method, dpo.hyperparameters.beta) == ("dpo", 0.1)
-    assert dpo.hyperparameters.learning_rate == 5e-6
+    assert (dpo.method, dpo.hyperparameters.beta) == ("dpo", exact(0.1))
+    assert dpo.hyperparameters.learning_rate == exact(5e-6)
 
 
 DPO = {"type": "dpo"}
@@ -148,7 +151,7 @@ def test_a_beta_out_of_range_is_refused(beta: Any) -> None:
 
 @pytest.mark.parametrize(("beta", "used"), [(2, 2.0), (0.001, 0.001), ("auto", 0.1)])
 def test_a_beta_in_range_is_used(beta: Any, used: float) -> None:
-    assert job(method=DPO, hyperparameters={"beta": beta}).hyperparameters.beta == used
+    assert job(method=DPO, hyperparameters={"beta": beta}).hyperparameters.beta == exact(used)
 
 
 @pytest.mark.parametrize("model", [name for name, base in CATALOG.items() if base.fine_tuning])

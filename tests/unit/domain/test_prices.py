@@ -14,15 +14,15 @@ import domain
 from domain.catalog import CATALOG
 from domain.ledger.money import NANO_USD_PER_USD, nano_usd
 from domain.ledger.prices import PriceList, charge_for_batch, charge_for_training
-from domain.messages import ModelUsage
+from domain.stored import TokenUsage
 
 SHIPPED = (Path(domain.__file__).parent / "ledger" / "prices.json").read_text()
 PRICES = PriceList.from_json(SHIPPED)
 PAGE_BASES = ["llama-3.1-8b-instruct", "qwen2.5-7b-instruct", "mistral-7b-instruct-v0.3"]
 
 
-def usage(model: str, input_tokens: int, output_tokens: int) -> ModelUsage:
-    return ModelUsage(model=model, input_tokens=input_tokens, output_tokens=output_tokens)
+def usage(model: str, input_tokens: int, output_tokens: int) -> TokenUsage:
+    return TokenUsage(model=model, input_tokens=input_tokens, output_tokens=output_tokens)
 
 
 @pytest.mark.parametrize("base", PAGE_BASES)

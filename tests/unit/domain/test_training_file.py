@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from domain.catalog import CATALOG
 from domain.errors import InvalidFile
-from domain.file import TrainingFacts
-from domain.inputs.training_file import FileRole, TemplateCheck, TrainingFileCheck
+from domain.inputs.training_file import FileRole, TemplateCheck, TrainingFacts, TrainingFileCheck
 from domain.inputs.training_row import ChatRow, PreferenceRow, parse_row
 from tests.unit.case_files import case_bytes, case_names
 

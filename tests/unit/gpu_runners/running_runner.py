@@ -155,7 +155,9 @@ def training(objects: FakeObjects, *, rows: int, text: str = "hello") -> TrainTa
             max_seq_length=512,
         ),
         seed=1,
-        training=objects.add(f"files/train-{rows}-{text}", f"{row}\n".encode() * rows),
+        training=ObjectRef.of(
+            objects.add(f"files/train-{rows}-{text}", f"{row}\n".encode() * rows)
+        ),
         eval_rows=0,
         time_limit_seconds=60,
         output_prefix="adapters/ftjob-1/1/",

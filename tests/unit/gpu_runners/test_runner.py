@@ -15,6 +15,7 @@ from domain.messages import (
     AttemptFailed,
     Cancel,
     ChunkProgress,
+    ObjectRef,
     Report,
     Revoke,
     TrainCancelled,
@@ -264,8 +265,8 @@ async def test_a_training_stops_when_asked_to(bench: Bench) -> None:
 def _adapter(bench: Bench, name: str, weights: bytes) -> AdapterRef:
     return AdapterRef(
         name=name,
-        config=bench.objects.add(f"adapters/{name}/config", b"{}"),
-        weights=bench.objects.add(f"adapters/{name}/weights", weights),
+        config=ObjectRef.of(bench.objects.add(f"adapters/{name}/config", b"{}")),
+        weights=ObjectRef.of(bench.objects.add(f"adapters/{name}/weights", weights)),
         rank=8,
     )
 

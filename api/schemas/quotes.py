@@ -1,0 +1,29 @@
+"""Quotes as the API shows them: money as numbers of USD, which the pages document here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from domain.ledger.money import usd_number
+from domain.work.quote import FineTuneQuote
+
+
+def fine_tune_quote_object(quote: FineTuneQuote) -> dict[str, Any]:
+    """`gridline.quote` of a job."""
+    return {
+        "estimate": True,
+        "training_tokens_upper_bound": quote.training_tokens_upper_bound,
+        "training_tokens_per_epoch_upper_bound": quote.training_tokens_per_epoch_upper_bound,
+        "n_epochs": quote.n_epochs,
+        "eval_rows": quote.eval_rows,
+        "estimated_seconds": quote.estimated_seconds,
+        "estimated_usd": usd_number(quote.estimated_nano_usd),
+        "gpu_memory_class_gb": quote.gpu_memory_class_gb,
+        "basis": quote.basis,
+        "per_token": {
+            "trained_usd_per_mtok": usd_number(quote.trained_rate_nano_usd_per_mtok),
+            "minimum_usd": usd_number(quote.minimum_nano_usd),
+            "max_charge_usd": usd_number(quote.maximum_nano_usd),
+        },
+        "price_version": quote.price_version,
+    }
