@@ -129,7 +129,8 @@ class Settings:
     object_store_url: Annotated[str, AfterValidator(_object_store_url)] = ""
     """file:///directory, s3://bucket/prefix, gs://… or az://…"""
     weights_dir: str = ""
-    """Where unpacked model weights are kept."""
+    """Where model weights are: unpacked packages, and directories named by the catalog's ids
+    (README)."""
     engines_python: str = ""
     """The interpreter of the environment that has vLLM; empty: the transformers engine serves."""
     engine: Literal["", "vllm", "transformers", "echo"] = ""

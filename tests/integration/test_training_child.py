@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,19 +15,30 @@ from typing import Any
 import psutil
 import pytest
 
+from domain.catalog import CATALOG
 from domain.messages import TrainTask
 from gpu_runners.weights.store import Weights
-from tests.unit.gpu_runners.tiny_model import BASE, chat, save_tiny_model, task, write_rows
+from tests.unit.gpu_runners.tiny_model import (
+    BASE,
+    chat,
+    note_as_snapshot,
+    save_tiny_model,
+    task,
+    write_rows,
+)
 
+COMMIT = CATALOG[BASE].commit
 ROWS = [chat(f"Question {i}", f"answer {i}") for i in range(12)]
 PROMPTLY_SECONDS = 5.0
 
 
 @pytest.fixture(scope="module")
 def tiny_weights(tmp_path_factory: pytest.TempPathFactory, weights_root: Path) -> Path:
-    """A weights directory in which a tiny model stands in for the small base."""
+    """A weights directory in which a tiny model stands in for the small base at its commit."""
     root = tmp_path_factory.mktemp("weights")
     save_tiny_model(root / BASE, Weights(weights_root).path(BASE))
+    assert COMMIT is not None
+    note_as_snapshot(root / BASE, COMMIT)
     return root
 
 
@@ -96,7 +108,7 @@ def test_an_order_ends_in_finished_with_the_files_in_place(parent: Parent) -> No
     assert {line["type"] for line in lines[1:-1]} == {"train_progress"}
     finished = lines[-1]
     assert (finished["type"], finished["steps"], finished["rows_trained"]) == ("finished", 120, 11)
-    assert finished["base_revision"] == "0.1.2"
+    assert finished["base_revision"] == COMMIT
     assert (parent.output_dir / "adapter_model.safetensors").is_file()
     assert parent.process.wait(PROMPTLY_SECONDS) == 0
 
@@ -131,6 +143,20 @@ def test_what_this_runner_does_not_train_is_refused(parent: Parent) -> None:
     parent.order(task(adapter="qlora"))
     *_, last = parent.lines()
     assert (last["type"], last["code"], last["trained_tokens"]) == ("failed", "job_unavailable", 0)
+
+
+def test_a_base_whose_files_are_not_the_pinned_ones_is_not_trained(
+    tmp_path: Path, tiny_weights: Path
+) -> None:
+    root = tmp_path / "weights"
+    shutil.copytree(tiny_weights / BASE, root / BASE)
+    with (root / BASE / "config.json").open("a") as config:
+        config.write("\n")
+    parent = Parent(tmp_path, root)
+    with parent.process:
+        parent.order(task())
+        *_, last = parent.lines()
+    assert (last["type"], last["code"]) == ("failed", "job_unavailable")
 
 
 def test_a_refused_row_is_the_last_word(parent: Parent) -> None:

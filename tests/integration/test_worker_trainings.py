@@ -51,6 +51,7 @@ async def test_a_training_and_a_batch_on_its_model_run_on_a_real_runner(rig: Rig
         weights=Weights(weights_root),
         weights_root=weights_root,
         bases=tuple(CATALOG),
+        broker_answers=lambda: kafka.answers(rig.settings.kafka_bootstrap),
     ) as runner:
         running = asyncio.create_task(runner.run())
         job_id = await rig.create_job()
