@@ -188,7 +188,12 @@ def _seed(store: EventStore) -> list[Tenant]:
         key = f"files/{tenant.file_id}"
         aggregates += [
             Account(id=tenant.account_id, envelope=envelope, limits=limits),
-            KeySpend(id=tenant.key_id, envelope=envelope, account_id=tenant.account_id),
+            KeySpend(
+                id=tenant.key_id,
+                envelope=envelope,
+                account_id=tenant.account_id,
+                secret_digest="0" * 64,
+            ),
             File(
                 id=tenant.file_id,
                 envelope=envelope,

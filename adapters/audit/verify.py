@@ -19,6 +19,7 @@ from typing import Any
 from adapters.audit.book import Book, Finding, HoldEntry
 from adapters.audit.history import History
 from adapters.audit.objects import compare_objects
+from adapters.audit.personal_rows import compare_personal_rows
 from adapters.audit.read_models import DerivedReadModels, follower_positions
 from adapters.audit.rows import compare_journal, compare_rows
 from adapters.event_log import snapshots
@@ -164,6 +165,7 @@ def verify(
         audit.check_history(now)
         derived.compare()
         compare_rows(connection, audit.book, audit.find)
+        compare_personal_rows(connection, audit.aggregates, audit.find)
         compare_journal(connection, audit.book, through=followers["journal"], find=audit.find)
         return audit.report(followers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from domain import ids
@@ -20,6 +21,11 @@ class KeySecret:
     sha256: str
     prefix: str
     name: str
+
+    @property
+    def digest(self) -> str:
+        """What the log has of it: the audit can tell a row's secret by it, and nobody a key."""
+        return hashlib.sha256(self.sha256.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,12 @@ class RegisterKey:
 def register_key(uow: UnitOfWork, command: RegisterKey) -> str:
     """A new key of the account; returns its id. Raises NotFound."""
     uow.get(Account, command.account_id)
-    key = KeySpend(id=uow.new_id(ids.KEY), envelope=uow.envelope, account_id=command.account_id)
+    key = KeySpend(
+        id=uow.new_id(ids.KEY),
+        envelope=uow.envelope,
+        account_id=command.account_id,
+        secret_digest=command.secret.digest,
+    )
     uow.add(key)
     uow.personal(
         PersonalRow(

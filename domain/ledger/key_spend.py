@@ -42,9 +42,12 @@ class OpenSpend(StoredModel):
 
 
 class KeySpend(Aggregate, topic="gridline.key_spend"):
-    """`days` maps ISO days to that day's spend; `open` work ids to what they hold."""
+    """`days` maps ISO days to that day's spend; `open` work ids to what they hold. `secret_digest`
+    is the SHA-256 of what is kept of the key's text, itself a SHA-256: by it the audit knows whose
+    secret a row of `api_key_secrets` is."""
 
     account_id: str
+    secret_digest: str
     revoked: bool
     limits: SpendLimits
     days: dict[str, DaySpend]
@@ -52,8 +55,9 @@ class KeySpend(Aggregate, topic="gridline.key_spend"):
     total_nano_usd: int
 
     @event("Registered", topic="gridline.key_spend.registered")
-    def __init__(self, *, id: str, envelope: Envelope, account_id: str) -> None:
+    def __init__(self, *, id: str, envelope: Envelope, account_id: str, secret_digest: str) -> None:
         self.account_id = account_id
+        self.secret_digest = secret_digest
         self.revoked = False
         self.limits = SpendLimits()
         self.days = {}

@@ -244,6 +244,35 @@ def test_a_changed_row_is_named(told: Ledger, statement: str, rule: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("statement", "rule"),
+    [
+        ("UPDATE api_key_secrets SET secret_sha256 = 'another'", "a key's secret is"),
+        ("UPDATE api_key_secrets SET account_id = 'acct_of_another'", "a key's secret is"),
+        ("DELETE FROM api_key_secrets", "a key's secret is"),
+        (
+            "INSERT INTO api_key_secrets VALUES ('key_1', 'acct_1', 'a', 'gl_', 'a back door')",
+            "a key's secret is",
+        ),
+        (
+            "UPDATE work_texts SET account_id = 'acct_of_another' "
+            "WHERE work_id = (SELECT min(work_id) FROM work_texts)",
+            "personal rows are",
+        ),
+        (
+            "UPDATE file_names SET account_id = 'acct_of_another' "
+            "WHERE file_id = (SELECT min(file_id) FROM file_names)",
+            "personal rows are",
+        ),
+    ],
+)
+def test_a_secret_or_a_row_that_changed_hands_is_named(
+    told: Ledger, statement: str, rule: str
+) -> None:
+    report = tampered(told, statement)
+    assert any(found.startswith(rule) for found in rules(report)), report.differences
+
+
+@pytest.mark.parametrize(
     ("topic", "before", "after", "rule"),
     [
         ("gridline.account.credit_granted", "25000000000", "26000000000", "the rows are"),

@@ -19,7 +19,7 @@ def envelope(at: datetime = NOON) -> Envelope:
 
 
 def key(*, daily: str | None = None, total: str | None = None) -> KeySpend:
-    made = KeySpend(id="key_1", envelope=envelope(), account_id="acct_1")
+    made = KeySpend(id="key_1", envelope=envelope(), account_id="acct_1", secret_digest="0" * 64)
     limits = SpendLimits(
         daily_nano_usd=nano_usd(daily) if daily else None,
         total_nano_usd=nano_usd(total) if total else None,
