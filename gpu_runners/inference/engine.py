@@ -7,6 +7,7 @@ end another, and never write to standard output, which carries the protocol.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -37,7 +38,8 @@ class EngineFailed(GridlineError):
 @dataclass(frozen=True, slots=True)
 class Base:
     """What an engine loads. `window_tokens` bounds prompt and answer together; `rank_max` is the
-    greatest adapter rank of this base; `template_kwargs` go to the chat template, as in training.
+    greatest adapter rank of this base; `template_kwargs` go to the chat template, as in training,
+    whose marks `control_tokens` are.
     """
 
     directory: Path
@@ -45,6 +47,7 @@ class Base:
     window_tokens: int
     rank_max: int
     template_kwargs: dict[str, Any]
+    control_tokens: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,9 @@ from gpu_runners.inference.engine import (
     FinishReason,
     Generated,
     Result,
-    input_too_long,
-    window_exceeded,
 )
-from gpu_runners.inference.prompts import TokenWriter, chat_token_ids, embedding_token_ids
+from gpu_runners.inference.prompts import EmbeddingPrompts, TokenWriter, chat_prompt
+from gpu_runners.rendering.chat_template import ChatTemplate
 
 ROWS_MAX = 32
 PROMPT_TOKENS_MAX = 16_384
@@ -58,6 +57,8 @@ class TransformersEngine:
     def __init__(self) -> None:
         self._base: Base
         self._tokenizer: Any
+        self._template: ChatTemplate
+        self._inputs: EmbeddingPrompts
         self._model: Any
         self._writer: TokenWriter
         self._ends: frozenset[int] = frozenset()
@@ -72,8 +73,12 @@ class TransformersEngine:
         self._base = base
         self._tokenizer = AutoTokenizer.from_pretrained(base.directory)
         if base.kind == "embedding":
+            self._inputs = EmbeddingPrompts(self._tokenizer, window_tokens=base.window_tokens)
             self._model = AutoModel.from_pretrained(base.directory, dtype=torch.float32).eval()
             return
+        self._template = ChatTemplate(
+            self._tokenizer, control_tokens=base.control_tokens, arguments=base.template_kwargs
+        )
         self._writer = TokenWriter(self._tokenizer)
         self._load_base()
         ends = self._model.generation_config.eos_token_id
@@ -99,11 +104,7 @@ class TransformersEngine:
 
     def submit(self, request: ChatRequest | EmbeddingRequest) -> None:
         if isinstance(request, EmbeddingRequest):
-            prompts = embedding_token_ids(self._tokenizer, request.inputs)
-            longest = max(map(len, prompts))
-            if longest > self._base.window_tokens:
-                raise input_too_long(tokens=longest, window_tokens=self._base.window_tokens)
-            self._texts.append((request.id, prompts))
+            self._texts.append((request.id, self._inputs.ids(request.inputs)))
         else:
             rows = self._rows(request)
             self._answers[request.id] = rows
@@ -161,10 +162,9 @@ class TransformersEngine:
                 param="response_format",
                 code="unsupported_parameter",
             )
-        prompt = chat_token_ids(self._tokenizer, request.body.messages, self._base.template_kwargs)
-        room = self._base.window_tokens - len(prompt)
-        if room < 1:
-            raise window_exceeded(prompt_tokens=len(prompt), window_tokens=self._base.window_tokens)
+        window = self._base.window_tokens
+        prompt = chat_prompt(self._template, request.body.messages, window_tokens=window)
+        room = window - len(prompt)
         return [
             _Row(
                 request=request,

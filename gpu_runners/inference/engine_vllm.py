@@ -35,10 +35,9 @@ from gpu_runners.inference.engine import (
     Generated,
     Refused,
     Result,
-    input_too_long,
-    window_exceeded,
 )
-from gpu_runners.inference.prompts import TokenWriter, chat_token_ids, embedding_token_ids
+from gpu_runners.inference.prompts import EmbeddingPrompts, TokenWriter, chat_prompt
+from gpu_runners.rendering.chat_template import ChatTemplate
 
 ADAPTER_SLOTS = 9
 """Eight for a batch, and the spare one."""
@@ -52,7 +51,8 @@ class VllmEngine:
 
     def __init__(self) -> None:
         self._engine: LLMEngine
-        self._tokenizer: Any
+        self._template: ChatTemplate
+        self._inputs: EmbeddingPrompts
         self._writer: TokenWriter
         self._base: Base
         self._adapters: dict[str, LoRARequest] = {}
@@ -63,8 +63,14 @@ class VllmEngine:
         if not torch.cuda.is_available():
             grouped_lora.install()
         self._base = base
-        self._tokenizer = AutoTokenizer.from_pretrained(base.directory)
-        self._writer = TokenWriter(self._tokenizer)
+        tokenizer = AutoTokenizer.from_pretrained(base.directory)
+        if base.kind == "embedding":
+            self._inputs = EmbeddingPrompts(tokenizer, window_tokens=base.window_tokens)
+        else:
+            self._template = ChatTemplate(
+                tokenizer, control_tokens=base.control_tokens, arguments=base.template_kwargs
+            )
+            self._writer = TokenWriter(tokenizer)
         self._engine = LLMEngine.from_engine_args(EngineArgs(**_engine_arguments(base)))
 
     def add_adapter(self, name: str, directory: Path) -> None:
@@ -108,10 +114,8 @@ class VllmEngine:
         return bool(self._running or self._embedding)
 
     def _submit_chat(self, request: ChatRequest) -> None:
-        prompt = chat_token_ids(self._tokenizer, request.body.messages, self._base.template_kwargs)
         window = self._base.window_tokens
-        if len(prompt) >= window:
-            raise window_exceeded(prompt_tokens=len(prompt), window_tokens=window)
+        prompt = chat_prompt(self._template, request.body.messages, window_tokens=window)
         parameters = _sampling_params(request.body, room=window - len(prompt))
         adapter = None if request.adapter is None else self._adapters[request.adapter]
         try:
@@ -127,10 +131,7 @@ class VllmEngine:
         self._running[request.id] = request.body.sampling
 
     def _submit_embedding(self, request: EmbeddingRequest) -> None:
-        prompts = embedding_token_ids(self._tokenizer, request.inputs)
-        for prompt in prompts:
-            if len(prompt) > self._base.window_tokens:
-                raise input_too_long(tokens=len(prompt), window_tokens=self._base.window_tokens)
+        prompts = self._inputs.ids(request.inputs)
         parts = [f"{request.id}/{index}" for index in range(len(prompts))]
         self._embedding[request.id] = _EmbeddingLine(parts, sum(map(len, prompts)))
         for part, prompt in zip(parts, prompts, strict=True):

@@ -1,58 +1,86 @@
-"""Text to token ids and back, the same for every engine and as training renders it.
+"""The prompts of request lines as token ids, and tokens as text: the same for every engine.
 
-The engines call it. A prompt is the base's own chat template with the catalog's arguments, then
-tokenized once without added special tokens: what was trained and what is served must not differ by
-a single token.
+The engines call it. Conversations go through `rendering/chat_template.py`, as in training; texts to
+embed through the same encoder, between the tokenizer's own first and last tokens. It must never cut
+an input.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import TemplateError
-
 from domain.inputs.requests.embeddings_body import Inputs
-from gpu_runners.inference.engine import EngineRefusal
+from gpu_runners.inference.engine import EngineRefusal, input_too_long, window_exceeded
+from gpu_runners.rendering.chat_template import ChatTemplate, RolesRefused
+from gpu_runners.rendering.text_encoding import TextEncoder
 
 LOGPROB_MIN = -9999.0
 """OpenAI's number for a token that could not be drawn; JSON has no -Infinity."""
 
 
-def chat_token_ids(
-    tokenizer: Any, messages: Sequence[dict[str, str]], arguments: Mapping[str, Any]
+def chat_prompt(
+    template: ChatTemplate, messages: Sequence[dict[str, str]], *, window_tokens: int
 ) -> list[int]:
-    """The prompt of a conversation. Raises EngineRefusal for roles that the template refuses."""
+    """Raises EngineRefusal for roles that the template refuses and for a prompt that leaves no
+    room."""
     try:
-        text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **arguments
-        )
-    except TemplateError:
+        prompt = template.prompt_ids(messages)
+    except RolesRefused:
         raise EngineRefusal(
             "The base's chat template refuses the order of the roles in 'messages'.",
             param="messages",
         ) from None
-    return list(tokenizer(text, add_special_tokens=False).input_ids)
+    if len(prompt) >= window_tokens:
+        raise window_exceeded(prompt_tokens=len(prompt), window_tokens=window_tokens)
+    return prompt
 
 
-def embedding_token_ids(tokenizer: Any, inputs: Inputs) -> list[list[int]]:
-    """Each input with the tokenizer's own first and last tokens; nothing is cut. Raises
-    EngineRefusal for a token id that the model does not know."""
-    return [
-        list(tokenizer(each, truncation=False).input_ids)
-        if isinstance(each, str)
-        else _framed(tokenizer, each)
-        for each in inputs
-    ]
+class EmbeddingPrompts:
+    """Texts and token ids as an embedding model reads them."""
+
+    def __init__(self, tokenizer: Any, *, window_tokens: int) -> None:
+        self._encoder = TextEncoder(tokenizer)
+        self._vocabulary = len(tokenizer)
+        self._window_tokens = window_tokens
+        whole, inner = tokenizer(_SAMPLE).input_ids, self._text_ids(_SAMPLE)
+        start = next(i for i in range(len(whole)) if whole[i : i + len(inner)] == inner)
+        self._first, self._last = whole[:start], whole[start + len(inner) :]
+
+    def ids(self, inputs: Inputs) -> list[list[int]]:
+        """Each input with the tokenizer's own first and last tokens. Raises EngineRefusal for a
+        token id that the model does not know and for an input beyond the window."""
+        prompts = [
+            self._framed(self._text_ids(each) if isinstance(each, str) else self._known(each))
+            for each in inputs
+        ]
+        longest = max(map(len, prompts))
+        if longest > self._window_tokens:
+            raise input_too_long(tokens=longest, window_tokens=self._window_tokens)
+        return prompts
+
+    def _text_ids(self, text: str) -> list[int]:
+        (shielded,), letters = self._encoder.shielded([text])
+        return self._encoder.encode(shielded, letters).ids
+
+    def _known(self, ids: Sequence[int]) -> list[int]:
+        if max(ids) >= self._vocabulary:
+            raise EngineRefusal(
+                "'input' has a token id that the model does not know.", param="input"
+            )
+        return list(ids)
+
+    def _framed(self, ids: list[int]) -> list[int]:
+        """Token ids may come from the model's own tokenizer, framed already."""
+        first, last = self._first, self._last
+        inner = len(ids) - len(first) - len(last)
+        if inner >= 0 and ids[: len(first)] == first and ids[len(first) + inner :] == last:
+            return ids
+        return [*first, *ids, *last]
 
 
-def _framed(tokenizer: Any, ids: tuple[int, ...]) -> list[int]:
-    if max(ids) >= len(tokenizer):
-        raise EngineRefusal("'input' has a token id that the model does not know.", param="input")
-    first = [] if tokenizer.cls_token_id is None else [tokenizer.cls_token_id]
-    last = [] if tokenizer.sep_token_id is None else [tokenizer.sep_token_id]
-    return [*first, *ids, *last]
+_SAMPLE = "a"
 
 
 class TokenWriter:

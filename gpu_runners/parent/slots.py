@@ -107,6 +107,7 @@ class EngineSlot:
             "window_tokens": record.context_window_tokens,
             "rank_max": tuning.lora_rank_max if tuning and tuning.servable else 0,
             "template_kwargs": record.template_arguments,
+            "control_tokens": tuning.control_tokens if tuning else (),
         }
 
 

@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from gpu_runners.rendering import TrainingRefused
+from gpu_runners.rendering.training_rows import TrainingRefused
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"

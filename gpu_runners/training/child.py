@@ -29,7 +29,7 @@ from domain.errors import GridlineError
 from domain.messages import TrainProgress, TrainTask
 from gpu_runners.child_pipes import read_operations, take_standard_output, write_message
 from gpu_runners.lifeline import die_with_parent
-from gpu_runners.rendering import TrainingRefused
+from gpu_runners.rendering.training_rows import TrainingRefused
 from gpu_runners.training.train_lora import TrainingBase, train
 from gpu_runners.weights.store import Weights
 

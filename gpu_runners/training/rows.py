@@ -15,7 +15,7 @@ from typing import Any
 from domain.inputs.jsonl import Line, LineSplitter
 from domain.inputs.strict_json import InvalidJson, parse_json
 from domain.limits import MIB, TRAINING_LINE_BYTES_MAX
-from gpu_runners.rendering import RenderedRow, Renderer, TrainingRefused
+from gpu_runners.rendering.training_rows import RenderedRow, Renderer, TrainingRefused
 
 
 @dataclass(frozen=True, slots=True)

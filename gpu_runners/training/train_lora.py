@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from domain.messages import TrainingHyperparameters, TrainProgress, TrainTask
-from gpu_runners.rendering import RenderedRow, Renderer, Sample, TrainingRefused
+from gpu_runners.rendering.training_rows import RenderedRow, Renderer, Sample, TrainingRefused
 from gpu_runners.training import adapter_files
 from gpu_runners.training.adapter_files import TARGET_MODULES, AdapterShape
 from gpu_runners.training.rows import RenderedRows, hold_out, read_chat_rows, render_rows, shuffled

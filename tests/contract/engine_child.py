@@ -14,17 +14,19 @@ import torch
 from safetensors.torch import save_file
 
 from adapters.settings import Settings
-from gpu_runners.child_pipes import unpack_vector
+from gpu_runners.child_pipes import PIECE, unpack_vector
 from gpu_runners.parent.slots import EngineSlot, engine_command
 from gpu_runners.weights.store import Weights
 
+CASES = Path(__file__).parent / "cases"
 VLLM_PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 
 
 class EngineChild:
     """Sends lines and collects their results."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, engine: str, process: subprocess.Popen[str]) -> None:
+        self.engine = engine
         self._process = process
         self._lines = 0
 
@@ -35,10 +37,20 @@ class EngineChild:
 
     def receive(self) -> dict[str, Any]:
         """The next message but ticks."""
-        assert self._process.stdout is not None
-        while (message := json.loads(self._process.stdout.readline()))["type"] == "tick":
+        while (message := self._message())["type"] == "tick":
             pass
-        return dict(message)
+        return message
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _message(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        pieces = []
+        while (line := self._process.stdout.readline()).startswith(PIECE):
+            pieces.append(line[len(PIECE) : -1])
+        return dict(json.loads("".join(pieces) + line))
 
     def add_adapter(self, name: str, directory: Path) -> dict[str, Any]:
         self.send({"op": "adapter", "name": name, "directory": str(directory)})
@@ -55,6 +67,12 @@ class EngineChild:
             self.send({**line, "body": {"model": "m", **body}})
         found = {message["id"]: message for message in (self.receive() for _ in ids)}
         return [found[each] for each in ids]
+
+    def case(self, name: str) -> dict[str, dict[str, Any]]:
+        """Runs the lines of a file together; results by custom_id."""
+        lines = [json.loads(line) for line in (CASES / f"{name}.jsonl").read_text().splitlines()]
+        results = self.answer(*((None, line["body"]) for line in lines))
+        return {line["custom_id"]: each for line, each in zip(lines, results, strict=True)}
 
     def chat(self, text: str, adapter: str | None = None, **fields: Any) -> dict[str, Any]:
         return self.answer((adapter, chat(text, **fields)))[0]
@@ -74,7 +92,7 @@ def engine_child(
         text=True,
     )
     try:
-        child = EngineChild(process)
+        child = EngineChild(engine, process)
         child.send(slot._load_operation(base))
         assert child.receive() == {"type": "loaded"}
         yield child

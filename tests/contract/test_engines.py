@@ -3,54 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from gpu_runners.weights.store import Weights
-from tests.contract.engine_child import (
-    VLLM_PYTHON,
-    EngineChild,
-    chat,
-    engine_child,
-    length,
-    write_random_adapter,
-)
+from tests.contract.engine_child import EngineChild, chat, length
 
-CHAT_BASE = "smollm2-135m-instruct"
-EMBEDDING_BASE = "all-minilm-l6-v2"
-ENGINES = ["echo", "transformers"]
-ENGINES += [pytest.param("vllm", marks=pytest.mark.engines)] if VLLM_PYTHON.exists() else []
-ADAPTERS = 9
-"""As many as vLLM has slots, so that none of them is empty."""
 QUESTION = "What is the capital of France?"
-
-
-@pytest.fixture(scope="module")
-def adapters(weights_root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    base = Weights(weights_root).path(CHAT_BASE)
-    root = tmp_path_factory.mktemp("adapters")
-    return [write_random_adapter(root / str(i), base, seed=i) for i in range(ADAPTERS)]
-
-
-@pytest.fixture(scope="module", params=ENGINES)
-def child(
-    request: pytest.FixtureRequest, weights_root: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EngineChild]:
-    work_dir = tmp_path_factory.mktemp("engine")
-    with engine_child(request.param, CHAT_BASE, weights_root, work_dir) as child:
-        yield child
-
-
-@pytest.fixture(scope="module", params=ENGINES)
-def embedder(
-    request: pytest.FixtureRequest, weights_root: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EngineChild]:
-    work_dir = tmp_path_factory.mktemp("engine")
-    with engine_child(request.param, EMBEDDING_BASE, weights_root, work_dir) as child:
-        yield child
 
 
 def test_an_answer_comes_with_its_tokens_counted(child: EngineChild) -> None:

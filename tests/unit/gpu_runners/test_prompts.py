@@ -10,15 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domain.catalog import CATALOG
-from gpu_runners.inference.prompts import chat_token_ids
-from gpu_runners.rendering import Renderer
-from tests.unit.gpu_runners.tiny_model import BASE, chat
+from gpu_runners.rendering.chat_template import ChatTemplate
+from gpu_runners.rendering.training_rows import Renderer
+from tests.unit.gpu_runners.tiny_model import BASE, CONTROL_TOKENS, chat
 
 ROWS = Path(__file__).parents[3] / "docs" / "demo" / "train.jsonl"
 ARGUMENTS = CATALOG[BASE].template_arguments
 
-# Neither halves of characters nor the renderer's marks, which no row holds.
-texts = st.text(st.characters(exclude_categories=["Cs", "Co"]), max_size=30)
+# No halves of characters, which no row holds; some of the tokenizer's marks that are no control
+# tokens of the base, which a row may hold as letters.
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.lists(
+    st.sampled_from(["<gh_stars>", "<filename>", "<", "a"]), max_size=6
+).map("".join)
 
 
 def prompts_in_training(tokenizer: Any, messages: list[dict[str, Any]]) -> list[list[int]]:
@@ -38,8 +41,9 @@ def prompts_in_training(tokenizer: Any, messages: list[dict[str, Any]]) -> list[
 
 def prompts_in_serving(tokenizer: Any, messages: list[dict[str, Any]]) -> list[list[int]]:
     """What a batch line with the same messages up to each answer sends."""
+    template = ChatTemplate(tokenizer, control_tokens=CONTROL_TOKENS, arguments=ARGUMENTS)
     return [
-        chat_token_ids(tokenizer, messages[:turn], ARGUMENTS)
+        template.prompt_ids(messages[:turn])
         for turn, message in enumerate(messages)
         if message["role"] == "assistant"
     ]

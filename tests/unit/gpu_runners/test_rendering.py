@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runners.rendering import RenderedRow, Renderer, Sample, TrainingRefused
+from gpu_runners.rendering.training_rows import RenderedRow, Renderer, Sample, TrainingRefused
 from tests.unit.gpu_runners.tiny_model import CONTROL_TOKENS, chat
 
 END = "<|im_end|>"

@@ -20,7 +20,7 @@ from peft.utils import get_peft_model_state_dict
 from transformers import AutoTokenizer
 
 from domain.messages import TrainProgress
-from gpu_runners.rendering import Renderer, Sample, TrainingRefused
+from gpu_runners.rendering.training_rows import Renderer, Sample, TrainingRefused
 from gpu_runners.training import adapter_files
 from gpu_runners.training.adapter_files import AdapterShape
 from gpu_runners.training.rows import hold_out, read_chat_rows

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jinja2.exceptions import TemplateError
 from numpy.typing import NDArray
 
 from domain.errors import GridlineError
+from gpu_runners.rendering.chat_template import ChatTemplate, RolesRefused
+from gpu_runners.rendering.text_encoding import Encoded, Letters
 
 _MARK_CHARS = 6
 _MARK = re.compile("\ue000([0-9]{4})\ue001")
@@ -57,6 +58,16 @@ class RenderedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class _Row:
+    """A row with its contents shielded; `letters` is the way back."""
+
+    line: int
+    roles: tuple[str, ...]
+    contents: list[str]
+    letters: Letters
+
+
+@dataclass(frozen=True, slots=True)
 class _Turn:
     """One assistant turn with marks for contents: what serving sends, and what the model answers
     up to and including the first end-of-turn token. `whole` is the template's rendering of the
@@ -81,14 +92,12 @@ class Renderer:
         template: str | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._template = ChatTemplate(
+            tokenizer, control_tokens=control_tokens, text=template, arguments=arguments
+        )
+        self._encoder = self._template.encoder
         self._control_tokens = tuple(control_tokens)
         self._max_seq_length = max_seq_length
-        self._template = template
-        self._arguments = dict(arguments or {})
-        ends = {str(t) for t in tokenizer.all_special_tokens}
-        ends |= {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
-        self._special = re.compile("|".join(map(re.escape, sorted(ends, key=len, reverse=True))))
         self._skeletons: dict[tuple[tuple[str, ...], bool], str | None] = {}
         self._turns: dict[tuple[tuple[str, ...], bool], _Turn] = {}
 
@@ -100,24 +109,26 @@ class Renderer:
         """
         self._refuse_control_tokens(messages, line)
         roles = tuple(str(m["role"]) for m in messages)
-        contents = [str(m["content"]) for m in messages]
+        contents, letters = self._encoder.shielded([str(m["content"]) for m in messages])
+        row = _Row(line, roles, contents, letters)
         thinks = roles[-1] == "assistant" and _THINK.match(contents[-1]) is not None
         trained = [
             i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight") != 0
         ]
         full = self._skeleton(roles, thinks, line)
         if full is not None:
-            self._require_equal(full, roles, contents, generation=False, line=line)
+            self._require_equal(full, row, len(roles), generation=False)
         turns = {
             i: self._turn(roles[: i + 1], thinks and i == len(roles) - 1, line) for i in trained
         }
         if full is not None and all(
             full.startswith(turn.prompt + turn.completion) for turn in turns.values()
         ):
-            spans = self._token_spans(full, turns, contents)
+            encoded = self._encoded(_fill(full, contents), row)
+            spans = self._token_spans(encoded, turns, row)
             if spans is not None:
-                return self._one_sample(self._ids(_fill(full, contents)), spans)
-        return self._as_served(full, turns, roles, contents, line)
+                return self._one_sample(_array(encoded.ids), spans)
+        return self._as_served(full, turns, row)
 
     def _one_sample(
         self, ids: NDArray[np.int32], spans: Sequence[tuple[int, int]]
@@ -129,28 +140,25 @@ class Renderer:
         self,
         full: str | None,
         turns: Mapping[int, _Turn],
-        roles: tuple[str, ...],
-        contents: Sequence[str],
-        line: int,
+        row: _Row,
     ) -> RenderedRow | None:
         """One sample a trained turn: the ids that serving sends, then the answer's."""
         samples, ids = [], np.empty(0, np.int32)
         for i, turn in turns.items():
             if not turn.thinks:
-                self._require_equal(turn.prompt, roles[:i], contents, generation=True, line=line)
+                self._require_equal(turn.prompt, row, i, generation=True)
             if full is None:
-                self._require_equal(
-                    turn.whole, roles[: i + 1], contents, generation=False, line=line
-                )
-            prompt, completion = _fill(turn.prompt, contents), _fill(turn.completion, contents)
-            sent, ids = self._ids(prompt), self._ids(prompt + completion)
+                self._require_equal(turn.whole, row, i + 1, generation=False)
+            prompt = _fill(turn.prompt, row.contents)
+            completion = _fill(turn.completion, row.contents)
+            sent, ids = self._ids(prompt, row), self._ids(prompt + completion, row)
             if not np.array_equal(ids[: len(sent)], sent):
-                ids = np.concatenate((sent, self._ids(completion)))
+                ids = np.concatenate((sent, self._ids(completion, row)))
             sample = self._cut(ids, [(len(sent), len(ids))])
             if sample is not None:
                 samples.append(sample)
         if full is not None:
-            ids = self._ids(_fill(full, contents))
+            ids = self._ids(_fill(full, row.contents), row)
         return RenderedRow(tuple(samples), self._billed(ids)) if samples else None
 
     def _cut(self, ids: NDArray[np.int32], spans: Sequence[tuple[int, int]]) -> Sample | None:
@@ -162,32 +170,30 @@ class Renderer:
     def _billed(self, ids: NDArray[np.int32]) -> int:
         return min(len(ids), self._max_seq_length)
 
-    def _ids(self, text: str) -> NDArray[np.int32]:
-        encoded = self._tokenizer(text, add_special_tokens=False, verbose=False)
-        return np.asarray(encoded["input_ids"], dtype=np.int32)
+    def _encoded(self, text: str, row: _Row) -> Encoded:
+        return self._encoder.encode(text, row.letters)
+
+    def _ids(self, text: str, row: _Row) -> NDArray[np.int32]:
+        return _array(self._encoded(text, row).ids)
 
     def _token_spans(
-        self, full: str, turns: Mapping[int, _Turn], contents: Sequence[str]
+        self, encoded: Encoded, turns: Mapping[int, _Turn], row: _Row
     ) -> list[tuple[int, int]] | None:
         """Where the turns lie in the tokens of the whole conversation; None if a turn starts within
         a token or its prompt would be other tokens by itself (white space at a turn's start can
         merge with the template's), so that serving would not send these ids."""
-        text = _fill(full, contents)
-        encoded = self._tokenizer(
-            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
-        ids = np.asarray(encoded["input_ids"], dtype=np.int32)
-        starts, ends = np.asarray(encoded["offset_mapping"], dtype=np.int64).T
+        ids = _array(encoded.ids)
+        starts, ends = np.asarray(encoded.offsets, dtype=np.int64).T
         # Byte-level tokenizers leave a token's leading space out of its offsets; a gap before a
         # token is part of it.
         gaps = starts[1:] > ends[:-1]
         starts[1:][gaps] = ends[:-1][gaps]
         spans = []
         for i, turn in turns.items():
-            prompt = _fill(turn.prompt, contents)
-            end = len(prompt) + len(turn.completion) + len(contents[i]) - _MARK_CHARS
+            prompt = _fill(turn.prompt, row.contents)
+            end = len(prompt) + len(turn.completion) + len(row.contents[i]) - _MARK_CHARS
             first = int(np.searchsorted(starts, len(prompt), side="left"))
-            tail = self._ids(prompt[self._last_special(prompt) :])
+            tail = self._ids(prompt[self._last_special(prompt) :], row)
             if starts[first] != len(prompt) or not np.array_equal(
                 ids[first - len(tail) : first], tail
             ):
@@ -198,7 +204,7 @@ class Renderer:
     def _last_special(self, text: str) -> int:
         """Where the last special token ends: tokens never reach across it."""
         last = 0
-        for match in self._special.finditer(text):
+        for match in self._encoder.marks.finditer(text):
             last = match.end()
         return last
 
@@ -236,7 +242,7 @@ class Renderer:
             prompt, opening = prompt[: len(prompt) - len(opening)] + lead, lead
         if not lead.startswith(opening):
             raise _mismatch(line, last, "the base's chat template shows it in another place")
-        end = self._special.search(after)
+        end = self._encoder.marks.search(after)
         if end is None:
             raise _mismatch(line, last, "the base's chat template does not end the turn")
         answer = _mark(last) + after[: end.end()]
@@ -258,37 +264,18 @@ class Renderer:
     def _apply(
         self, roles: Sequence[str], contents: Sequence[str], *, generation: bool, line: int
     ) -> str:
-        conversation = [
-            {"role": role, "content": content}
-            for role, content in zip(roles, contents, strict=True)
-        ]
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    conversation,
-                    tokenize=False,
-                    add_generation_prompt=generation,
-                    chat_template=self._template,
-                    **self._arguments,
-                )
-            )
-        except TemplateError:
+            return self._template.render(roles, contents, generation=generation)
+        except RolesRefused:
             raise TrainingRefused(
                 f"Row {line}: the base's chat template refuses the order of its roles.",
                 code="template_mismatch",
             ) from None
 
-    def _require_equal(
-        self,
-        skeleton: str,
-        roles: tuple[str, ...],
-        contents: Sequence[str],
-        *,
-        generation: bool,
-        line: int,
-    ) -> None:
-        """The filled skeleton is what the template itself makes of the real contents."""
-        real = self._apply(roles, contents[: len(roles)], generation=generation, line=line)
+    def _require_equal(self, skeleton: str, row: _Row, messages: int, *, generation: bool) -> None:
+        """The filled skeleton is what the template itself makes of the row's first messages."""
+        line, contents = row.line, row.contents[:messages]
+        real = self._apply(row.roles[:messages], contents, generation=generation, line=line)
         at, message = 0, 0
         for n, piece in enumerate(_MARK.split(skeleton)):
             is_mark = n % 2 == 1
@@ -322,6 +309,10 @@ def _missing(skeleton: str, messages: int) -> int | None:
     """The first message whose mark is not there exactly once."""
     found = Counter(int(number) for number in _MARK.findall(skeleton))
     return next((i for i in range(messages) if found[i] != 1), None)
+
+
+def _array(ids: list[int]) -> NDArray[np.int32]:
+    return np.asarray(ids, dtype=np.int32)
 
 
 def _after_marks(skeleton: str) -> str:
