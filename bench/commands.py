@@ -23,7 +23,7 @@ from domain.aggregate import Aggregate, Envelope
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.idempotency import Origin
 from domain.file import File
-from domain.inputs.create_bodies import BatchCreate
+from domain.inputs.batch_create import BatchCreate
 from domain.ledger.account import Account, AccountLimits
 from domain.ledger.key_spend import KeySpend
 from domain.ledger.price_book import PriceBook

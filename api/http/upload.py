@@ -16,7 +16,8 @@ from typing import Any
 from api.http.multipart import MultipartReader, PartHead, bare_filename
 from domain.errors import FileTooLarge, InvalidFile, InvalidRequest
 from domain.file import Purpose
-from domain.inputs.create_bodies import parse_expires_after
+from domain.inputs.body import read_body
+from domain.inputs.create_fields import ExpiresAfter
 from domain.inputs.training_file import TrainingFacts, TrainingFileCheck
 from domain.ports import Objects
 from domain.stored import StoredObject
@@ -193,7 +194,7 @@ class UploadReceiver:
         text = given.get("seconds", "")
         if text.isascii() and text.isdigit() and len(text) <= 9:
             given["seconds"] = int(text)
-        return parse_expires_after(given)
+        return read_body(ExpiresAfter, given, at="expires_after").seconds
 
 
 def too_large(bytes_max: int) -> FileTooLarge:

@@ -14,7 +14,7 @@ from domain.commands.batches import CancelBatch, cancel_batch
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.idempotency import Origin
 from domain.errors import InvalidState, NotFound
-from domain.inputs.create_bodies import parse_batch_create
+from domain.inputs.batch_create import parse_batch_create
 from projections.work import batches
 from projections.work.batches import BatchRow
 

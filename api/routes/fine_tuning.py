@@ -18,7 +18,7 @@ from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_f
 from domain.commands.fine_tuning import CancelFineTuningJob, cancel_fine_tuning_job
 from domain.commands.idempotency import Origin
 from domain.errors import InvalidRequest, InvalidState, NotFound
-from domain.inputs.create_bodies import FineTuneCreate, parse_fine_tuning_create
+from domain.inputs.job_create import FineTuneCreate, parse_fine_tuning_create
 from domain.inputs.training_file import FileRole, TemplateCheck
 from domain.limits import TRAINING_FILE_BYTES_MAX
 from domain.ports import ObjectMissing

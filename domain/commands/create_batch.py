@@ -9,7 +9,7 @@ from domain import ids
 from domain.commands.idempotency import Origin, made_before, remember
 from domain.commands.ownership import file_of
 from domain.errors import InvalidRequest
-from domain.inputs.create_bodies import BatchCreate
+from domain.inputs.batch_create import BatchCreate
 from domain.ledger.account import Account
 from domain.ledger.key_spend import KeySpend
 from domain.ledger.price_book import PriceBook

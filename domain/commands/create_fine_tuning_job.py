@@ -16,7 +16,7 @@ from domain.commands.ownership import file_of
 from domain.errors import InvalidRequest
 from domain.file import File
 from domain.fine_tuned_model import FineTunedModel
-from domain.inputs.create_bodies import FineTuneCreate
+from domain.inputs.job_create import FineTuneCreate
 from domain.inputs.training_file import TrainingFacts
 from domain.ledger.account import Account
 from domain.ledger.key_spend import KeySpend

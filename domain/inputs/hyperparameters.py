@@ -1,12 +1,16 @@
 """The hyperparameters of a job: ranges, defaults, and what "auto" means.
 
-Called by `create_bodies`. A refusal names the field and its range in `param` and message. A boolean
-is no number, a string of digits neither.
+Called by `job_create`. A refusal names the field and its range in `param` and message. A boolean is
+no number, a string of digits neither.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from domain.catalog import (
     DEFAULT_SEQ_LENGTH_MAX,
@@ -16,6 +20,7 @@ from domain.catalog import (
     TrainingMethod,
 )
 from domain.errors import InvalidRequest
+from domain.inputs.body import Body, read_body, refused, said
 from domain.stored import Exact, StoredModel, exact
 
 EPOCHS_DEFAULT, EPOCHS_MAX = 1, 10
@@ -23,21 +28,11 @@ BATCH_SIZE_DEFAULT, BATCH_SIZE_MAX = 8, 64
 MULTIPLIER_DEFAULT, MULTIPLIER_MIN, MULTIPLIER_MAX = 1.0, 0.01, 10.0
 RANK_DEFAULT = 16
 ALPHA_DEFAULT, ALPHA_MAX = 32, 256
-SEQ_LENGTH_DEFAULT, SEQ_LENGTH_MIN = 2_048, 128
+SEQ_LENGTH_DEFAULT, SEQ_LENGTH_MIN, SEQ_LENGTH_MAX = 2_048, 128, 8_192
 BETA_DEFAULT, BETA_MAX = 0.1, 2.0
 LEARNING_RATE_MAX = 0.01
 LEARNING_RATE_BASE: dict[TrainingMethod, float] = {"supervised": 2e-4, "dpo": 5e-6}
 LEARNING_RATE_MIN: dict[TrainingMethod, float] = {"supervised": 1e-6, "dpo": 5e-8}
-
-_NAMES = (
-    "n_epochs",
-    "batch_size",
-    "learning_rate_multiplier",
-    "learning_rate",
-    "lora_rank",
-    "lora_alpha",
-    "max_seq_length",
-)
 
 
 class Hyperparameters(StoredModel):
@@ -54,138 +49,166 @@ class Hyperparameters(StoredModel):
     beta: Exact | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Tuning:
+    """What the ranges depend on."""
+
+    base: BaseModel
+    training: FineTuning
+    method: TrainingMethod
+
+    def __str__(self) -> str:
+        return f"{self.method} tuning of {self.base.id}"
+
+    @property
+    def rank_max(self) -> int:
+        """Of rows that are not long."""
+        return self.training.rank_max(self.method, seq_length=DEFAULT_SEQ_LENGTH_MAX)
+
+    @property
+    def learning_rate_min(self) -> float:
+        return LEARNING_RATE_MIN[self.method]
+
+
+def _of_base(seq_length: int, info: ValidationInfo[_Tuning]) -> int:
+    longest = info.context.training.seq_length_max(info.context.method)
+    if seq_length > longest:
+        raise refused(f"{{path}} is at most {longest:,} for {info.context}.")
+    return seq_length
+
+
+def _up_to_rank_max(rank: int, info: ValidationInfo[_Tuning]) -> int:
+    if not 1 <= rank <= info.context.rank_max:
+        raise ValueError
+    return rank
+
+
+def _from_learning_rate_min(rate: float, info: ValidationInfo[_Tuning]) -> float:
+    if rate < info.context.learning_rate_min:
+        raise ValueError
+    return rate
+
+
+def _auto(default: float) -> BeforeValidator:
+    return BeforeValidator(lambda value: default if value == "auto" else value)
+
+
+class _HyperparametersBody(Body):
+    n_epochs: Annotated[
+        int,
+        Field(ge=1, le=EPOCHS_MAX),
+        _auto(EPOCHS_DEFAULT),
+        said(f'{{path}} must be an integer from 1 to {EPOCHS_MAX}, or "auto".'),
+    ] = EPOCHS_DEFAULT
+    batch_size: Annotated[
+        int,
+        Field(ge=1, le=BATCH_SIZE_MAX),
+        _auto(BATCH_SIZE_DEFAULT),
+        said(f'{{path}} must be an integer from 1 to {BATCH_SIZE_MAX}, or "auto".'),
+    ] = BATCH_SIZE_DEFAULT
+    learning_rate_multiplier: Annotated[
+        float,
+        Field(ge=MULTIPLIER_MIN, le=MULTIPLIER_MAX),
+        _auto(MULTIPLIER_DEFAULT),
+        said(
+            f'{{path}} must be a number from {MULTIPLIER_MIN:g} to {MULTIPLIER_MAX:g}, or "auto".'
+        ),
+    ] = MULTIPLIER_DEFAULT
+    learning_rate: (
+        Annotated[
+            float,
+            Field(le=LEARNING_RATE_MAX),
+            AfterValidator(_from_learning_rate_min),
+            said(
+                lambda tuning: (
+                    f"{{path}} must be a number from {tuning.learning_rate_min:g} to "
+                    f"{LEARNING_RATE_MAX:g}."
+                )
+            ),
+        ]
+        | None
+    ) = None
+    lora_rank: (
+        Annotated[
+            int,
+            AfterValidator(_up_to_rank_max),
+            said(
+                lambda tuning: (
+                    f"{{path}} must be an integer from 1 to {tuning.rank_max} for {tuning}."
+                )
+            ),
+        ]
+        | None
+    ) = None
+    lora_alpha: Annotated[
+        int,
+        Field(ge=1, le=ALPHA_MAX),
+        said(f"{{path}} must be an integer from 1 to {ALPHA_MAX}."),
+    ] = ALPHA_DEFAULT
+    max_seq_length: Annotated[
+        int,
+        Field(ge=SEQ_LENGTH_MIN, le=SEQ_LENGTH_MAX),
+        said(f"{{path}} must be an integer from {SEQ_LENGTH_MIN} to {SEQ_LENGTH_MAX:,}."),
+        AfterValidator(_of_base),
+    ] = SEQ_LENGTH_DEFAULT
+    beta: (
+        Annotated[
+            float,
+            Field(gt=0, le=BETA_MAX),
+            _auto(BETA_DEFAULT),
+            said(f'{{path}} must be a number over 0 and at most {BETA_MAX:g}, or "auto".'),
+        ]
+        | None
+    ) = None
+
+
 def parse_hyperparameters(
     given: dict[str, Any], *, base: BaseModel, training: FineTuning, method: TrainingMethod
 ) -> Hyperparameters:
-    """Reads a hyperparameters object; null is absent. Raises InvalidRequest naming the field."""
-    values = {name: value for name, value in given.items() if value is not None}
-    names = (*_NAMES, "beta") if method == "dpo" else _NAMES
-    for name in values:
-        if name == "beta" and name not in names:
-            raise InvalidRequest("beta is a hyperparameter of DPO alone.", param="beta")
-        if name not in names:
-            raise InvalidRequest(
-                f"Unsupported parameter: {name}. Hyperparameters are {', '.join(names)}.",
-                param=name,
-            )
-    seq_length = _seq_length(values, base=base, training=training, method=method)
-    rank = _rank(values, base=base, training=training, method=method, seq_length=seq_length)
-    learning_rate, multiplier = _learning_rate(values, method=method)
+    """Reads a hyperparameters object. Raises InvalidRequest naming the field."""
+    if method != "dpo" and given.get("beta") is not None:
+        raise InvalidRequest("beta is a hyperparameter of DPO alone.", param="beta")
+    names = [n for n in _HyperparametersBody.model_fields if n != "beta" or method == "dpo"]
+    tuning = _Tuning(base=base, training=training, method=method)
+    hint = f". Hyperparameters are {', '.join(names)}."
+    read = read_body(_HyperparametersBody, given, hint=hint, context=tuning)
+    rate, multiplier = _learning_rate(read, method)
     return Hyperparameters(
-        n_epochs=_auto_integer(values, "n_epochs", EPOCHS_DEFAULT, maximum=EPOCHS_MAX),
-        batch_size=_auto_integer(values, "batch_size", BATCH_SIZE_DEFAULT, maximum=BATCH_SIZE_MAX),
-        learning_rate=exact(learning_rate),
-        learning_rate_multiplier=exact(multiplier),
-        lora_rank=rank,
-        lora_alpha=_integer(values, "lora_alpha", ALPHA_DEFAULT, minimum=1, maximum=ALPHA_MAX),
-        max_seq_length=seq_length,
-        beta=exact(_beta(values)) if method == "dpo" else None,
+        n_epochs=read.n_epochs,
+        batch_size=read.batch_size,
+        learning_rate=rate,
+        learning_rate_multiplier=multiplier,
+        lora_rank=_rank(read, tuning),
+        lora_alpha=read.lora_alpha,
+        max_seq_length=read.max_seq_length,
+        beta=exact(BETA_DEFAULT if read.beta is None else read.beta) if method == "dpo" else None,
     )
 
 
-def _seq_length(
-    values: dict[str, Any], *, base: BaseModel, training: FineTuning, method: TrainingMethod
-) -> int:
-    longest = training.seq_length_max(method)
-    wanted = _integer(
-        values, "max_seq_length", SEQ_LENGTH_DEFAULT, minimum=SEQ_LENGTH_MIN, maximum=8_192
-    )
-    if wanted > longest:
-        raise InvalidRequest(
-            f"max_seq_length is at most {longest:,} for {method} tuning of {base.id}.",
-            param="max_seq_length",
-        )
-    return wanted
-
-
-def _rank(
-    values: dict[str, Any],
-    *,
-    base: BaseModel,
-    training: FineTuning,
-    method: TrainingMethod,
-    seq_length: int,
-) -> int:
-    of_method = training.rank_max(method, seq_length=SEQ_LENGTH_DEFAULT)
-    allowed = training.rank_max(method, seq_length=seq_length)
-    wanted = values.get("lora_rank", min(RANK_DEFAULT, allowed))
-    if not _is_integer(wanted) or not 1 <= wanted <= of_method:
-        raise InvalidRequest(
-            f"lora_rank must be an integer from 1 to {of_method} for {method} tuning of {base.id}.",
-            param="lora_rank",
-        )
-    if wanted > allowed:
+def _rank(read: _HyperparametersBody, tuning: _Tuning) -> int:
+    allowed = tuning.training.rank_max(tuning.method, seq_length=read.max_seq_length)
+    if read.lora_rank is None:
+        return min(RANK_DEFAULT, allowed)
+    if read.lora_rank > allowed:
         raise InvalidRequest(
             f"Above max_seq_length {DEFAULT_SEQ_LENGTH_MAX:,}, use lora_rank "
             f"{LONG_CONTEXT_RANK_MAX} or lower.",
             param="lora_rank",
         )
-    return int(wanted)
+    return read.lora_rank
 
 
-def _learning_rate(values: dict[str, Any], *, method: TrainingMethod) -> tuple[float, float]:
-    """The rate, and it as a multiple of the method's base rate."""
-    base_rate = LEARNING_RATE_BASE[method]
-    multiplier = values.get("learning_rate_multiplier", "auto")
-    if "learning_rate" in values:
-        if "learning_rate_multiplier" in values:
-            raise InvalidRequest(
-                "Give learning_rate or learning_rate_multiplier, one or the other.",
-                param="learning_rate_multiplier",
-            )
-        rate, lowest = values["learning_rate"], LEARNING_RATE_MIN[method]
-        if not _is_number(rate) or not lowest <= rate <= LEARNING_RATE_MAX:
-            raise InvalidRequest(
-                f"learning_rate must be a number from {lowest:g} to {LEARNING_RATE_MAX:g}.",
-                param="learning_rate",
-            )
-        return float(rate), round(rate / base_rate, 12)
-    if multiplier == "auto":
-        return base_rate, MULTIPLIER_DEFAULT
-    if not _is_number(multiplier) or not MULTIPLIER_MIN <= multiplier <= MULTIPLIER_MAX:
+def _learning_rate(read: _HyperparametersBody, method: TrainingMethod) -> tuple[Decimal, Decimal]:
+    """The rate, and it as a multiple of the method's. Both as decimals: 0.0002 times 1.1 is
+    0.00022."""
+    of_method = exact(LEARNING_RATE_BASE[method])
+    if read.learning_rate is None:
+        multiplier = exact(read.learning_rate_multiplier)
+        return exact(float(of_method * multiplier)), multiplier
+    if "learning_rate_multiplier" in read.model_fields_set:
         raise InvalidRequest(
-            f"learning_rate_multiplier must be a number from {MULTIPLIER_MIN:g} to "
-            f'{MULTIPLIER_MAX:g}, or "auto".',
+            "Give learning_rate or learning_rate_multiplier, one or the other.",
             param="learning_rate_multiplier",
         )
-    # As decimals: 0.0002 times 1.1 is 0.00022.
-    return float(exact(base_rate) * exact(multiplier)), float(multiplier)
-
-
-def _beta(values: dict[str, Any]) -> float:
-    beta = values.get("beta", "auto")
-    if beta == "auto":
-        return BETA_DEFAULT
-    if not _is_number(beta) or not 0 < beta <= BETA_MAX:
-        raise InvalidRequest(
-            f'beta must be a number over 0 and at most {BETA_MAX:g}, or "auto".', param="beta"
-        )
-    return float(beta)
-
-
-def _auto_integer(values: dict[str, Any], name: str, default: int, *, maximum: int) -> int:
-    value = values.get(name, "auto")
-    if value == "auto":
-        return default
-    if not _is_integer(value) or not 1 <= value <= maximum:
-        raise InvalidRequest(
-            f'{name} must be an integer from 1 to {maximum}, or "auto".', param=name
-        )
-    return int(value)
-
-
-def _integer(values: dict[str, Any], name: str, default: int, *, minimum: int, maximum: int) -> int:
-    value = values.get(name, default)
-    if not _is_integer(value) or not minimum <= value <= maximum:
-        raise InvalidRequest(
-            f"{name} must be an integer from {minimum} to {maximum:,}.", param=name
-        )
-    return int(value)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    multiple = round(read.learning_rate / float(of_method), 12)
+    return exact(read.learning_rate), exact(multiple)

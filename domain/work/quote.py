@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from domain.catalog import DPO_SLOWDOWN, BaseModel
 from domain.errors import InvalidFile
-from domain.inputs.create_bodies import FineTuneCreate
+from domain.inputs.job_create import FineTuneCreate
 from domain.inputs.training_file import TrainingFacts
 from domain.ledger.prices import PriceList, charge_for_batch, charge_for_training
 from domain.limits import (

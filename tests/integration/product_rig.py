@@ -19,8 +19,9 @@ from domain.commands import accounts, batches, files, fine_tuning, work
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
 from domain.commands.idempotency import Origin
+from domain.inputs.batch_create import parse_batch_create
 from domain.inputs.batch_file import ChunkPlan
-from domain.inputs.create_bodies import parse_batch_create, parse_fine_tuning_create
+from domain.inputs.job_create import parse_fine_tuning_create
 from domain.inputs.training_file import TrainingFacts
 from domain.ledger.account import AccountLimits
 from domain.ledger.money import nano_usd

@@ -28,7 +28,8 @@ from domain.commands.fine_tuning import CancelFineTuningJob, cancel_fine_tuning_
 from domain.commands.idempotency import Origin
 from domain.file import File, Purpose
 from domain.ids import FILE, derived_file_id
-from domain.inputs.create_bodies import parse_batch_create, parse_fine_tuning_create
+from domain.inputs.batch_create import parse_batch_create
+from domain.inputs.job_create import parse_fine_tuning_create
 from domain.inputs.training_file import TrainingFacts, TrainingFileCheck
 from domain.ledger.account import Account, AccountLimits
 from domain.messages import (

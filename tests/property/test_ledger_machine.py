@@ -50,7 +50,8 @@ from domain.errors import (
 from domain.file import File
 from domain.fine_tuned_model import FineTunedModel, StoredAdapter
 from domain.ids import BATCH, PRICE_BOOK_ID, fine_tuned_model_name, hold_id
-from domain.inputs.create_bodies import parse_batch_create, parse_fine_tuning_create
+from domain.inputs.batch_create import parse_batch_create
+from domain.inputs.job_create import parse_fine_tuning_create
 from domain.inputs.training_file import TrainingFacts
 from domain.ledger.account import Account, AccountLimits
 from domain.ledger.credit_hold import CreditHold

@@ -14,7 +14,7 @@ import domain
 from api.schemas.quotes import fine_tune_quote_object
 from domain.catalog import CATALOG
 from domain.errors import InvalidFile
-from domain.inputs.create_bodies import parse_fine_tuning_create
+from domain.inputs.job_create import parse_fine_tuning_create
 from domain.inputs.training_file import TrainingFacts
 from domain.ledger.money import nano_usd
 from domain.ledger.prices import PriceList, charge_for_training

@@ -1,4 +1,5 @@
-"""Bodies of creates."""
+"""Bodies of POST /fine_tuning/jobs. Their refusals, word by word, are in
+`test_refused_creates.py`."""
 
 from __future__ import annotations
 
@@ -9,14 +10,8 @@ import pytest
 
 from domain.catalog import CATALOG
 from domain.errors import InvalidRequest
-from domain.inputs.create_bodies import (
-    FineTuneCreate,
-    parse_batch_create,
-    parse_expires_after,
-    parse_fine_tuning_create,
-    parse_metadata,
-)
 from domain.inputs.hyperparameters import Hyperparameters
+from domain.inputs.job_create import FineTuneCreate, parse_fine_tuning_create
 from domain.stored import exact
 from tests.unit.case_files import case_bytes, case_names
 
@@ -122,6 +117,42 @@ def test_null_is_absence() -> None:
     assert job(hyperparameters={"n_epochs": None, "learning_rate": None}) == job()
 
 
+@pytest.mark.parametrize("name", ["dpo", "reinforcement"])
+def test_null_is_the_absence_of_what_openai_has_and_is_not_asked_for(name: str) -> None:
+    method = {"type": "supervised", "supervised": None, name: None}
+    assert job(method=method) == job()
+
+
+def test_null_is_the_absence_of_beta_where_it_has_no_meaning() -> None:
+    assert job(hyperparameters={"beta": None}) == job()
+
+
+def test_an_empty_object_beside_the_hyperparameters_is_no_second_one() -> None:
+    method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 3}}}
+    assert job(hyperparameters={}, method=method).hyperparameters.n_epochs == 3
+    method["supervised"] = {"hyperparameters": {}}
+    assert job(hyperparameters={"n_epochs": 2}, method=method).hyperparameters.n_epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"suffixes": None}, "suffixes"),
+        ({"hyperparameters": {"warmup_ratio": None}}, "warmup_ratio"),
+        ({"method": {"type": "supervised", "full": None}}, "method.full"),
+        (
+            {"method": {"type": "supervised", "supervised": {"rank": None}}},
+            "method.supervised.rank",
+        ),
+        ({"method": {"type": "dpo", "dpo": {"rank": None}}}, "method.dpo.rank"),
+    ],
+)
+def test_an_unknown_name_is_refused_also_when_it_is_null(fields: dict[str, Any], path: str) -> None:
+    refused = refused_job(**fields)
+    assert refused.param == path
+    assert refused.message.startswith(f"Unsupported parameter: {path}")
+
+
 def test_the_pages_examples_are_accepted() -> None:
     python = job(
         "qwen2.5-7b-instruct",
@@ -220,7 +251,10 @@ def test_long_rows_lower_no_rank_silently() -> None:
         ({"type": "supervised", "supervised": []}, "method.supervised"),
         ({"type": "dpo", "dpo": {"rank": 1}}, "method.dpo.rank"),
         ({"type": "dpo", "dpo": {"adapter": "full"}}, "method.dpo.adapter"),
-        ({"type": "supervised", "supervised": {"hyperparameters": []}}, "hyperparameters"),
+        (
+            {"type": "supervised", "supervised": {"hyperparameters": []}},
+            "method.supervised.hyperparameters",
+        ),
     ],
 )
 def test_a_method_that_is_not_offered_is_named(method: Any, param: str) -> None:
@@ -242,58 +276,3 @@ def test_required_fields_are_named(field: str, value: Any) -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse_fine_tuning_create({"model": "qwen3-8b", "training_file": "file-1", field: value})
     assert refused.value.param == field
-
-
-@pytest.mark.parametrize("body", [None, [], "x", 1])
-def test_a_body_is_an_object(body: Any) -> None:
-    with pytest.raises(InvalidRequest):
-        parse_fine_tuning_create(body)
-    with pytest.raises(InvalidRequest):
-        parse_batch_create(body)
-
-
-BATCH = {"input_file_id": "file-1", "endpoint": "/v1/embeddings", "completion_window": "72h"}
-
-
-def test_a_batch_create_is_read() -> None:
-    expiry = {"anchor": "created_at", "seconds": 3_600}
-    create = parse_batch_create({**BATCH, "output_expires_after": expiry, "metadata": None})
-    assert (create.endpoint, create.completion_window) == ("/v1/embeddings", "72h")
-    assert create.output_expires_seconds == 3_600
-    assert create.metadata is None
-
-
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
-        ({"endpoint": "/v1/responses"}, "endpoint"),
-        ({"endpoint": "/v1/embeddings/"}, "endpoint"),
-        ({"completion_window": "48h"}, "completion_window"),
-        ({"completion_window": None}, "completion_window"),
-        ({"input_file_id": 3}, "input_file_id"),
-        ({"dry_run": True}, "dry_run"),
-        ({"dry_run": None}, "dry_run"),
-        ({"metadata": {"a": None}}, "metadata"),
-        ({"output_expires_after": {"seconds": 3_600}}, "output_expires_after"),
-    ],
-)
-def test_a_batch_create_that_cannot_be_is_named(change: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        parse_batch_create({**BATCH, **change})
-    assert refused.value.param == param
-
-
-@pytest.mark.parametrize("seconds", [3_599, 2_592_001, True, 3600.0, "3600"])
-def test_expiry_is_an_hour_to_thirty_days(seconds: Any) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        parse_expires_after({"anchor": "created_at", "seconds": seconds})
-    assert refused.value.param == "expires_after.seconds"
-
-
-def test_metadata_is_at_most_sixteen_short_pairs() -> None:
-    full = {f"{n:064}": "v" * 512 for n in range(16)}
-    assert parse_metadata(full) == full
-    refused: tuple[Any, ...] = ({"k" * 65: "v"}, {"k": "v" * 513}, [], "x")
-    for wrong in refused:
-        with pytest.raises(InvalidRequest, match="metadata"):
-            parse_metadata(wrong)
