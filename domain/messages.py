@@ -17,8 +17,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from domain import stored
 from domain.catalog import AdapterMethod, Endpoint, TrainingMethod
-from domain.stored import StoredObject
 
 PROTOCOL_VERSION = 1
 
@@ -53,6 +53,25 @@ class Attempt(Part):
     attempt: int = Field(ge=1)
     runner_id: str
 
+    @classmethod
+    def of(cls, attempt: stored.Attempt) -> Self:
+        """What a message says of an attempt."""
+        return cls(
+            work_id=attempt.work_id,
+            chunk=attempt.chunk,
+            attempt=attempt.attempt,
+            runner_id=attempt.runner_id,
+        )
+
+    def to_log(self) -> stored.Attempt:
+        """The attempt that it names."""
+        return stored.Attempt(
+            work_id=self.work_id,
+            chunk=self.chunk,
+            attempt=self.attempt,
+            runner_id=self.runner_id,
+        )
+
 
 class ObjectRef(Part):
     """An immutable object in the store."""
@@ -62,13 +81,13 @@ class ObjectRef(Part):
     sha256: str
 
     @classmethod
-    def of(cls, stored: StoredObject) -> Self:
+    def of(cls, kept: stored.StoredObject) -> Self:
         """What a message says of a stored object."""
-        return cls(key=stored.key, bytes=stored.bytes, sha256=stored.sha256)
+        return cls(key=kept.key, bytes=kept.bytes, sha256=kept.sha256)
 
-    def stored(self) -> StoredObject:
+    def to_log(self) -> stored.StoredObject:
         """What the log keeps of it."""
-        return StoredObject(key=self.key, bytes=self.bytes, sha256=self.sha256)
+        return stored.StoredObject(key=self.key, bytes=self.bytes, sha256=self.sha256)
 
 
 class AdapterRef(Part):

@@ -55,6 +55,18 @@ class StoredObject(StoredModel):
     sha256: str
 
 
+class Attempt(StoredModel):
+    """One try at one piece of work, by one runner: what a report must name to count.
+
+    `chunk` counts a batch's chunks from 0 and is 0 for a training; `attempt` counts from 1 in each.
+    """
+
+    work_id: str
+    chunk: int = Field(ge=0)
+    attempt: int = Field(ge=1)
+    runner_id: str
+
+
 class TokenUsage(StoredModel):
     """Tokens of one model name: used by finished lines, or the most that lines can use."""
 

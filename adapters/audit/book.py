@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from eventsourcing.utils import get_topic
 
+from adapters.audit.work_kinds import audited_kind
 from domain.aggregate import Aggregate
 
 Finding = Callable[[str, str, str], None]
@@ -142,13 +143,15 @@ class Book:
     def _credit_captured(self, event: Any, position: int) -> None:
         charge, returned = event.charge_nano_usd, event.returned_nano_usd
         self._moved(event, position, available=returned, held=-charge - returned, charged=charge)
-        product = "Batch" if event.work_id.startswith("batch_") else "Training"
+        kind = audited_kind(event.work_id)
+        if kind is None:
+            self.find("6 a charge is for work", event.work_id, "there is no such kind of work")
         self._enter(
             event,
             position,
             "charge",
             ("Customer:Held", -charge - returned),
-            (f"Income:Usage:{product}", charge),
+            (kind.income if kind is not None else "", charge),
             ("Customer:Available", returned),
         )
 

@@ -22,6 +22,7 @@ from adapters.audit.objects import compare_objects
 from adapters.audit.personal_rows import compare_personal_rows
 from adapters.audit.read_models import DerivedReadModels, follower_positions
 from adapters.audit.rows import compare_journal, compare_rows
+from adapters.audit.work_kinds import AUDITED, AuditedKind
 from adapters.event_log import snapshots
 from adapters.event_log.event_store import decode
 from adapters.event_log.postgres import Connection
@@ -34,11 +35,8 @@ from domain.ledger.credit_hold import CreditHold
 from domain.ledger.key_spend import KeySpend
 from domain.ledger.money import usd_text
 from domain.ledger.price_book import PriceBook
-from domain.ledger.prices import PriceList
 from domain.ledger.receipt import Receipt
 from domain.ports import Objects
-from domain.work.batch import Batch
-from domain.work.fine_tuning_job import FineTuningJob
 
 PAGE_EVENTS = 1000
 
@@ -54,8 +52,6 @@ _SELECT_EVENTS = """
 _SELECT_SNAPSHOTS = """
     SELECT originator_id, originator_version, shape, state FROM gridline_snapshots
 """
-
-_STARTED = ("in_progress", "finalizing", "queued", "running")
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,17 +346,17 @@ class _Audit:
                 known.captured,
             ):
                 self.find("4 a hold ends once", hold.id, "its events say something else")
-        works = (*self._all(Batch), *self._all(FineTuningJob))
-        for work in works:
-            self._check_work(work, self.book.holds.get(work.id))
-        for work_id in self.book.holds.keys() - {work.id for work in works} - self.broken:
+        works = [(kind, work) for kind in AUDITED.values() for work in self._all(kind.aggregate)]
+        for kind, work in works:
+            self._check_work(kind, work, self.book.holds.get(work.id))
+        for work_id in self.book.holds.keys() - {work.id for _, work in works} - self.broken:
             self.find("7 one hold for each job", work_id, "there is a hold, but no such work")
 
-    def _check_work(self, work: Batch | FineTuningJob, hold: HoldEntry | None) -> None:
+    def _check_work(self, kind: AuditedKind, work: Any, hold: HoldEntry | None) -> None:
         is_open = hold is not None and hold.state == "placed"
         if work.is_terminal and is_open:
             self.find("7 ended work holds nothing", work.id, "its hold is open")
-        if work.status in _STARTED and not is_open:
+        if work.status in kind.started and not is_open:
             self.find("7 started work has one open hold", work.id, "it has none")
         charge = work.receipt.charge_nano_usd if work.receipt is not None else 0
         if work.is_terminal and charge != (hold.captured if hold is not None else 0):
@@ -369,10 +365,10 @@ class _Audit:
             self.find("6 platform failures are free", work.id, f"charged {charge}")
         if work.receipt is not None:
             self.receipts += 1
-            self._check_receipt(work, work.receipt, hold)
+            self._check_receipt(kind, work, work.receipt, hold)
 
     def _check_receipt(
-        self, work: Batch | FineTuningJob, receipt: Receipt, hold: HoldEntry | None
+        self, kind: AuditedKind, work: Any, receipt: Receipt, hold: HoldEntry | None
     ) -> None:
         rule = "6 a charge follows from its receipt"
         book = self.aggregates.get(PRICE_BOOK_ID)
@@ -386,7 +382,8 @@ class _Audit:
         ):
             self.find(rule, work.id, "its hold has other prices or another maximum")
         try:
-            measured, minimum = _measured(work, prices), _minimum(work, prices, receipt.base)
+            measured = kind.measured(work, prices)
+            minimum = kind.minimum(prices, receipt.base)
         except (KeyError, InvalidRequest):
             self.find(rule, work.id, "its prices do not have its models")
             return
@@ -437,25 +434,3 @@ def _log(connection: Connection) -> Iterator[dict[str, Any]]:
             return
         yield from rows
         position = rows[-1]["notification_id"]
-
-
-def _measured(work: Batch | FineTuningJob, prices: PriceList) -> list[tuple[str, str, int, int]]:
-    """(what, model, tokens, rate) of each line that the receipt must have."""
-    if isinstance(work, FineTuningJob):
-        base, method = work.settings.base, work.settings.method
-        return [("training", base, work.trained_tokens, prices.of(base).trained_rate(method))]
-    lines = []
-    for used in work.usage():
-        rates = prices.of(used.model)
-        lines += [
-            ("input", used.model, used.input_tokens, rates.input_nano_usd_per_mtok),
-            ("output", used.model, used.output_tokens, rates.output_nano_usd_per_mtok),
-        ]
-    return lines
-
-
-def _minimum(work: Batch | FineTuningJob, prices: PriceList, base: str) -> int:
-    of_base = prices.of(base)
-    if isinstance(work, FineTuningJob):
-        return of_base.minimum_per_job_nano_usd
-    return of_base.minimum_per_batch_nano_usd

@@ -40,7 +40,7 @@ from domain.ledger.key_spend import SpendLimits
 from domain.ledger.money import nano_usd
 from domain.ledger.prices import PriceList
 from domain.limits import CREDIT_USD_MAX, OPEN_FINE_TUNES
-from domain.messages import Attempt
+from domain.stored import Attempt
 from domain.unit_of_work import C, CommandContext, CommandWriter, Handler, R
 
 KEY_PREFIX = "gl_"

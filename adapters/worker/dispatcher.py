@@ -16,13 +16,12 @@ import structlog
 from adapters.worker.fleet import Fleet
 from adapters.worker.isolation import each
 from adapters.worker.system_context import system_context
-from domain.commands.work import LoseAttempt, give_attempt_back, lose_attempt, task_of
-from domain.ids import BATCH
-from domain.messages import WORK_TOPIC, Assign, Attempt, Cancel, Revoke, Task
+from domain import messages
+from domain.commands.work import LoseAttempt, current_task, give_attempt_back, lose_attempt
+from domain.messages import WORK_TOPIC, Assign, Cancel, Revoke, Task
 from domain.ports import Producer
-from domain.unit_of_work import CommandWriter, UnitOfWork
-from domain.work.batch import Batch
-from domain.work.fine_tuning_job import FineTuningJob
+from domain.stored import Attempt
+from domain.unit_of_work import CommandWriter
 from domain.work.scheduling import AssignedWork
 
 log = structlog.stdlib.get_logger(__name__)
@@ -82,11 +81,11 @@ class Dispatcher:
                 self._unanswered[attempt] = 0
                 await self._give_back(attempt)
                 return
-            await self._send(Assign(attempt=attempt, task=task))
+            await self._send(Assign(attempt=messages.Attempt.of(attempt), task=task))
             self._note(self._assigned_at, attempt)
             self._unanswered[attempt] = self._unanswered.get(attempt, 0) + 1
         if work.stopping and self._is_due(self._cancelled_at, attempt):
-            await self._send(Cancel(attempt=attempt))
+            await self._send(Cancel(attempt=messages.Attempt.of(attempt)))
             self._note(self._cancelled_at, attempt)
 
     def _assigns_max(self, attempt: Attempt) -> int:
@@ -97,7 +96,7 @@ class Dispatcher:
         if not self._is_due(self._revoked_at, attempt):
             return
         if await self._current_task(attempt) is None:
-            await self._send(Revoke(attempt=attempt))
+            await self._send(Revoke(attempt=messages.Attempt.of(attempt)))
             self._note(self._revoked_at, attempt)
 
     async def _give_up_lost(self, attempts: Sequence[Attempt]) -> None:
@@ -176,14 +175,3 @@ class Dispatcher:
         for sent in (self._assigned_at, self._unanswered, self._cancelled_at, self._revoked_at):
             for attempt in sent.keys() - attempts:
                 del sent[attempt]
-
-
-def current_task(uow: UnitOfWork, attempt: Attempt) -> Task | None:
-    """What the attempt is to run, or None if it is not the current one of its work. Reads only."""
-    is_batch = attempt.work_id.startswith(BATCH)
-    work: Batch | FineTuningJob | None = (
-        uow.find(Batch, attempt.work_id) if is_batch else uow.find(FineTuningJob, attempt.work_id)
-    )
-    if work is None or not work.is_current(attempt):
-        return None
-    return task_of(work, attempt)

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from domain.messages import Attempt, Heartbeat
+from domain.messages import Heartbeat
+from domain.stored import Attempt
 from domain.work.scheduling import AssignedWork, RunnerOffer
 
 FRESH_HEARTBEATS = 3
@@ -27,7 +28,7 @@ class _Seen:
     beat: Heartbeat
     at_seconds: float
     beats: int
-    running: frozenset[Attempt]
+    running: tuple[Attempt, ...]
 
 
 class Fleet:
@@ -49,7 +50,7 @@ class Fleet:
             beat=beat,
             at_seconds=self._now(),
             beats=before.beats + 1 if before else 1,
-            running=frozenset(beat.running),
+            running=tuple(attempt.to_log() for attempt in beat.running),
         )
 
     def listen_anew(self) -> None:
@@ -103,8 +104,8 @@ class Fleet:
 
     def named(self) -> list[Attempt]:
         """All attempts that run, as newest heartbeats have it."""
-        present = [seen.beat for seen in self._seen.values() if not seen.beat.stopping]
-        return [attempt for beat in present for attempt in beat.running]
+        present = [seen for seen in self._seen.values() if not seen.beat.stopping]
+        return [attempt for seen in present for attempt in seen.running]
 
     def offers(self, assigned: Iterable[AssignedWork]) -> list[RunnerOffer]:
         """What present runners can take besides what is assigned to them. An attempt that a

@@ -23,10 +23,10 @@ from adapters.worker.fleet import SteadySeconds
 from adapters.worker.system_context import system_context
 from domain.commands.work import RecordReport, record_report
 from domain.errors import DuplicateDelivery, GridlineError
-from domain.ids import BATCH
 from domain.messages import ChunkProgress, Report, Started, TrainProgress
 from domain.ports import Record
 from domain.unit_of_work import CommandContext, CommandWriter, PersonalRow, UnitOfWork
+from domain.work.kinds import find_kind
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -157,7 +157,8 @@ class Ingest:
         work_id = report.attempt.work_id
         match report.body:
             case Started():
-                return not work_id.startswith(BATCH)
+                kind = find_kind(work_id)
+                return kind is not None and kind.says_that_it_began
             case ChunkProgress() | TrainProgress():
                 now = self._now()
                 last = self._last_progress.get(work_id)

@@ -15,12 +15,17 @@ from collections.abc import Sequence
 from adapters.worker.fleet import Fleet, SteadySeconds
 from adapters.worker.isolation import each
 from adapters.worker.system_context import system_context
-from domain.commands.batches import StartBatch, start_batch
-from domain.commands.fine_tuning import StartFineTuningJob, start_fine_tuning_job
-from domain.commands.work import AssignWork, WaitForRunner, assign_work, wait_for_runner
-from domain.ids import BATCH
-from domain.messages import Attempt
+from domain.commands.work import (
+    AssignWork,
+    StartWork,
+    WaitForRunner,
+    assign_work,
+    start_work,
+    wait_for_runner,
+)
+from domain.stored import Attempt
 from domain.unit_of_work import CommandWriter
+from domain.work.kinds import kind_of
 from domain.work.scheduling import AssignedWork, StartableWork, WaitingWork, choose
 from projections.read_model import Read
 from projections.work import open_work
@@ -78,9 +83,13 @@ class Scheduler:
         ]
 
     async def explain_waits(self) -> None:
-        """Records on trainings that no runner takes that they wait for one."""
+        """Records on work that no runner takes, where its kind says so, that it waits for one."""
         now = self._now()
-        waiting = {w.work_id for w in await self._waiting() if w.kind == "train"}
+        waiting = {
+            work.work_id
+            for work in await self._waiting()
+            if kind_of(work.work_id).says_what_it_waits_for
+        }
         self._queued_since = {key: self._queued_since.get(key, now) for key in waiting}
         due = [key for key, at in self._queued_since.items() if now - at >= EXPLAIN_AFTER_SECONDS]
         for work_id in due:
@@ -93,7 +102,7 @@ class Scheduler:
     async def _explain(self, work_id: str) -> None:
         await self._writer.execute(
             wait_for_runner,
-            WaitForRunner(job_id=work_id),
+            WaitForRunner(work_id),
             system_context(PART, work_id=work_id, causation="wait"),
         )
 
@@ -107,12 +116,7 @@ class Scheduler:
     async def _start(self, work: StartableWork) -> None:
         self._tried[work.work_id] = (work.account_position, self._now())
         context = system_context(PART, work_id=work.work_id, causation="start")
-        if work.work_id.startswith(BATCH):
-            await self._writer.execute(start_batch, StartBatch(batch_id=work.work_id), context)
-        else:
-            await self._writer.execute(
-                start_fine_tuning_job, StartFineTuningJob(job_id=work.work_id), context
-            )
+        await self._writer.execute(start_work, StartWork(work.work_id), context)
 
     async def _assign(self, chosen: tuple[WaitingWork, str]) -> Attempt | None:
         work, runner_id = chosen

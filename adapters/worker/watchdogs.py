@@ -16,13 +16,11 @@ from adapters.worker.fleet import SteadySeconds
 from adapters.worker.isolation import each
 from adapters.worker.system_context import system_context
 from domain.commands.batches import (
-    EndBatchWindow,
     StopWaiting,
-    end_batch_window,
     stop_waiting,
 )
 from domain.commands.files import AdapterObject, ExpireFile, adapter_is_wanted, expire_file
-from domain.commands.fine_tuning import ExpireFineTuningJob, expire_fine_tuning_job
+from domain.commands.work import ExpireWork, expire_work
 from domain.file import File
 from domain.ports import Clock, Objects
 from domain.unit_of_work import CommandWriter, Handler, UnitOfWork
@@ -72,9 +70,8 @@ class Watchdogs:
     async def look(self) -> None:
         """Ends what is due now; purges and sweeps now and then."""
         now = self._clock.now()
-        await each(PART, await self._due(open_work.batches_past_window, now), self._end_window)
+        await each(PART, await self._due(open_work.past_due, now), self._expire)
         await each(PART, await self._due(open_work.batches_not_stopping, now), self._stop_waiting)
-        await each(PART, await self._due(open_work.jobs_to_expire, now), self._expire_job)
         await each(PART, await self._due(files.expired, now), self._expire_file)
         if self._now() >= self._next_purge:
             self._next_purge = self._now() + PURGE_SECONDS
@@ -116,17 +113,13 @@ class Watchdogs:
         await self._objects.delete(key)
         log.info("object swept", key=key)
 
-    async def _end_window(self, batch_id: str) -> None:
-        context = system_context(PART, work_id=batch_id, causation="window")
-        await self._writer.execute(end_batch_window, EndBatchWindow(batch_id), context)
+    async def _expire(self, work_id: str) -> None:
+        context = system_context(PART, work_id=work_id, causation="due")
+        await self._writer.execute(expire_work, ExpireWork(work_id), context)
 
     async def _stop_waiting(self, batch_id: str) -> None:
         context = system_context(PART, work_id=batch_id, causation="stop")
         await self._writer.execute(stop_waiting, StopWaiting(batch_id), context)
-
-    async def _expire_job(self, job_id: str) -> None:
-        context = system_context(PART, work_id=job_id, causation="deadline")
-        await self._writer.execute(expire_fine_tuning_job, ExpireFineTuningJob(job_id), context)
 
     async def _expire_file(self, file_id: str) -> None:
         context = system_context(PART, work_id=file_id, causation="expiry")

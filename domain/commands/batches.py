@@ -92,15 +92,10 @@ def fail_batch(uow: UnitOfWork, command: FailBatch) -> None:
         _end_failed(uow, batch, command.errors)
 
 
-@dataclass(frozen=True, slots=True)
-class StartBatch:
-    batch_id: str
-
-
-def start_batch(uow: UnitOfWork, command: StartBatch) -> None:
+def start_batch(uow: UnitOfWork, batch_id: str) -> None:
     """Holds the credit and lets chunks be assigned; or waits for the account's own holds; or fails
     with `insufficient_quota`."""
-    batch = uow.get(Batch, command.batch_id)
+    batch = uow.get(Batch, batch_id)
     if not batch.may_start:
         return
     assert batch.plan is not None
@@ -141,14 +136,9 @@ def cancel_batch(uow: UnitOfWork, command: CancelBatch) -> None:
     batch_of(uow, command.account_id, command.batch_id).request_cancel(envelope=uow.envelope)
 
 
-@dataclass(frozen=True, slots=True)
-class EndBatchWindow:
-    batch_id: str
-
-
-def end_batch_window(uow: UnitOfWork, command: EndBatchWindow) -> None:
+def end_batch_window(uow: UnitOfWork, batch_id: str) -> None:
     """The completion window is over."""
-    batch = uow.get(Batch, command.batch_id)
+    batch = uow.get(Batch, batch_id)
     if not batch.is_terminal and uow.now >= batch.expires_at:
         batch.end_window(envelope=uow.envelope)
 

@@ -1,5 +1,5 @@
 """A fine-tuning job's commands from its start to its end; creating one is in
-`create_fine_tuning_job.py`, what runners report in `work.py`."""
+`create_fine_tuning_job.py`, what runners report in `attempts/trainings.py`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,10 @@ WAITING_LIMIT = timedelta(hours=24)
 HOLD_MARGIN = timedelta(hours=1)
 
 
-@dataclass(frozen=True, slots=True)
-class StartFineTuningJob:
-    job_id: str
-
-
-def start_fine_tuning_job(uow: UnitOfWork, command: StartFineTuningJob) -> None:
+def start_fine_tuning_job(uow: UnitOfWork, job_id: str) -> None:
     """Takes the account's one training slot and holds the credit; or waits; or fails with
     `job_unavailable` or `insufficient_quota`. Nothing has run."""
-    job = uow.get(FineTuningJob, command.job_id)
+    job = uow.get(FineTuningJob, job_id)
     if job.status != "validating_files":
         return
     if uow.now >= job.waiting_until:
@@ -88,14 +83,9 @@ def cancel_fine_tuning_job(uow: UnitOfWork, command: CancelFineTuningJob) -> Non
     _free(uow, job, model_registered=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ExpireFineTuningJob:
-    job_id: str
-
-
-def expire_fine_tuning_job(uow: UnitOfWork, command: ExpireFineTuningJob) -> None:
+def expire_fine_tuning_job(uow: UnitOfWork, job_id: str) -> None:
     """A job whose deadline is over: it waited for a runner for 24 hours, or ran past its limit."""
-    job = uow.get(FineTuningJob, command.job_id)
+    job = uow.get(FineTuningJob, job_id)
     waits_since = job.queued_at if job.status == "queued" else None
     if waits_since is not None and uow.now >= waits_since + WAITING_LIMIT:
         end_failed(

@@ -1,43 +1,86 @@
-"""Giving work to runners, taking it back from lost ones, and recording what they report."""
+"""Starting work, giving it to runners, taking it back from lost ones, recording what they report,
+and ending what is past its time: the same commands for every kind.
+
+What a kind does at each of them stands in its row of `COMMANDS`, which has exactly the kinds of
+`domain/work/kinds.py`. Here is what holds for all: reports and losses of an attempt that is not
+current change nothing.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 
-from domain.commands.fine_tuning import end_failed, lose_runner, succeed
-from domain.fine_tuned_model import StoredAdapter
-from domain.ids import BATCH
-from domain.inputs.hyperparameters import Hyperparameters
-from domain.messages import (
-    AdapterRef,
-    Attempt,
-    AttemptFailed,
-    BatchChunkTask,
-    ChunkFinished,
-    ChunkProgress,
-    ObjectRef,
-    Report,
-    Started,
-    Task,
-    TrainCancelled,
-    TrainFinished,
-    TrainingHyperparameters,
-    TrainProgress,
-    TrainTask,
-)
-from domain.stored import TokenUsage, exact, exact_or_none
+from domain.commands.attempts import batches as chunks
+from domain.commands.attempts import trainings
+from domain.commands.batches import end_batch_window, start_batch
+from domain.commands.fine_tuning import expire_fine_tuning_job, start_fine_tuning_job
+from domain.ids import BATCH, JOB
+from domain.messages import Report, Task
+from domain.stored import Attempt
 from domain.unit_of_work import UnitOfWork
-from domain.work.batch import Batch, ChunkResult
-from domain.work.fine_tuning_job import FineTuningJob, TrainingResult
+from domain.work.kinds import find_work, kind_of
 
-RUN_MARGIN = timedelta(minutes=10)
-"""A runner enforces a training's time limit itself; the log's deadline is later by this."""
+
+@dataclass(frozen=True, slots=True)
+class KindCommands:
+    """What a kind of work does. All but `start`, `assign` and `expire` are asked of the current
+    attempt alone; each may find that there is nothing to do."""
+
+    start: Callable[[UnitOfWork, str], None]
+    """Holds the credit and wants attempts; or waits; or ends without having run."""
+    assign: Callable[[UnitOfWork, str, int, str], Attempt | None]
+    """(work, chunk, runner): the next attempt, or None if none is wanted."""
+    wait: Callable[[UnitOfWork, str], None]
+    """Says that no runner is free."""
+    record: Callable[[UnitOfWork, Attempt, Report], None]
+    lose: Callable[[UnitOfWork, Attempt], None]
+    """The attempt's runner is gone."""
+    give_back: Callable[[UnitOfWork, Attempt], None]
+    """The runner is there and does not take the attempt."""
+    expire: Callable[[UnitOfWork, str], None]
+    """Ends what is past its time."""
+    task: Callable[[UnitOfWork, Attempt], Task]
+    """What the runner needs to know; the same each time it is sent."""
+
+
+COMMANDS: dict[str, KindCommands] = {
+    BATCH: KindCommands(
+        start=start_batch,
+        assign=chunks.assign,
+        wait=chunks.wait,
+        record=chunks.record,
+        lose=chunks.lose,
+        give_back=chunks.lose,
+        expire=end_batch_window,
+        task=chunks.task,
+    ),
+    JOB: KindCommands(
+        start=start_fine_tuning_job,
+        assign=trainings.assign,
+        wait=trainings.wait,
+        record=trainings.record,
+        lose=trainings.lose,
+        give_back=trainings.give_back,
+        expire=expire_fine_tuning_job,
+        task=trainings.task,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StartWork:
+    work_id: str
+
+
+def start_work(uow: UnitOfWork, command: StartWork) -> None:
+    """Holds the credit and lets runners have it; or waits; or ends it, with nothing run."""
+    _commands_of(command.work_id).start(uow, command.work_id)
 
 
 @dataclass(frozen=True, slots=True)
 class AssignWork:
-    """`chunk` is 0 for a training."""
+    """`chunk` is 0 for work that is not cut into chunks."""
 
     work_id: str
     chunk: int
@@ -46,27 +89,18 @@ class AssignWork:
 
 def assign_work(uow: UnitOfWork, command: AssignWork) -> Attempt | None:
     """Records the next attempt by this runner, or None if the work no longer wants one."""
-    if command.work_id.startswith(BATCH):
-        batch = uow.get(Batch, command.work_id)
-        if not batch.may_assign or batch.chunks[command.chunk].state != "pending":
-            return None
-        return batch.assign(command.chunk, runner_id=command.runner_id, envelope=uow.envelope)
-    job = uow.get(FineTuningJob, command.work_id)
-    if not job.may_assign:
-        return None
-    return job.assign(runner_id=command.runner_id, envelope=uow.envelope)
+    of_kind = _commands_of(command.work_id)
+    return of_kind.assign(uow, command.work_id, command.chunk, command.runner_id)
 
 
 @dataclass(frozen=True, slots=True)
 class WaitForRunner:
-    job_id: str
+    work_id: str
 
 
 def wait_for_runner(uow: UnitOfWork, command: WaitForRunner) -> None:
-    """Says that a queued training waits for a runner (fine-tuning page, "The job"), once."""
-    job = uow.get(FineTuningJob, command.job_id)
-    if job.may_assign:
-        job.wait("gridline_capacity", envelope=uow.envelope)
+    """Says that the work waits for a runner (fine-tuning page, "The job"), once."""
+    _commands_of(command.work_id).wait(uow, command.work_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +109,15 @@ class LoseAttempt:
 
 
 def lose_attempt(uow: UnitOfWork, command: LoseAttempt) -> None:
-    """The lease of the attempt's runner ended; an attempt that is not current changes nothing."""
-    attempt = command.attempt
-    if attempt.work_id.startswith(BATCH):
-        batch = uow.get(Batch, attempt.work_id)
-        if batch.is_current(attempt):
-            batch.lose_attempt(attempt, envelope=uow.envelope)
-        return
-    job = uow.get(FineTuningJob, attempt.work_id)
-    if job.is_current(attempt):
-        lose_runner(uow, job)
+    """The lease of the attempt's runner ended."""
+    if _is_current(uow, command.attempt):
+        _commands_of(command.attempt.work_id).lose(uow, command.attempt)
 
 
 def give_attempt_back(uow: UnitOfWork, command: LoseAttempt) -> None:
-    """The runner is there and does not take the attempt. A training that began is left to its
-    deadline: its report may be on the way."""
-    attempt = command.attempt
-    if not attempt.work_id.startswith(BATCH):
-        job = uow.get(FineTuningJob, attempt.work_id)
-        if job.status != "queued":
-            return
-    lose_attempt(uow, command)
+    """The runner is there and does not take the attempt."""
+    if _is_current(uow, command.attempt):
+        _commands_of(command.attempt.work_id).give_back(uow, command.attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,151 +128,34 @@ class RecordReport:
 
 
 def record_report(uow: UnitOfWork, command: RecordReport) -> None:
-    """Records what a report of the current attempt says; any other changes nothing."""
-    report = command.report
-    if report.attempt.work_id.startswith(BATCH):
-        batch = uow.find(Batch, report.attempt.work_id)
-        if batch is not None and batch.is_current(report.attempt):
-            _record_batch_report(uow, batch, report)
-        return
-    job = uow.find(FineTuningJob, report.attempt.work_id)
-    if job is not None and job.is_current(report.attempt):
-        _record_job_report(uow, job, report)
+    """Records what a report of the current attempt says; any other changes nothing, nor does one
+    about work that nobody knows."""
+    attempt = command.report.attempt.to_log()
+    if _is_current(uow, attempt):
+        _commands_of(attempt.work_id).record(uow, attempt, command.report)
 
 
-def _record_batch_report(uow: UnitOfWork, batch: Batch, report: Report) -> None:
-    match report.body:
-        case ChunkProgress(completed=completed, failed=failed):
-            batch.record_progress(
-                report.attempt, completed=completed, failed=failed, envelope=uow.envelope
-            )
-        case ChunkFinished() as result:
-            batch.finish_chunk(report.attempt, _chunk_result(result), envelope=uow.envelope)
-        case AttemptFailed(code=code):
-            batch.fail_attempt(report.attempt, code=code, envelope=uow.envelope)
-        case _:
-            pass
+@dataclass(frozen=True, slots=True)
+class ExpireWork:
+    work_id: str
 
 
-def _record_job_report(uow: UnitOfWork, job: FineTuningJob, report: Report) -> None:
-    deadline = uow.now + timedelta(seconds=job.settings.time_limit_seconds) + RUN_MARGIN
-    # Whatever comes first shows that the runner has begun: `started` may be lost.
-    job.begin(report.attempt, deadline=deadline, envelope=uow.envelope)
-    match report.body:
-        case Started():
-            pass
-        case TrainProgress() as progress:
-            job.record_progress(
-                report.attempt,
-                step=progress.step,
-                steps=progress.steps,
-                trained_tokens=progress.trained_tokens,
-                train_loss=exact_or_none(progress.train_loss),
-                eval_loss_before=exact_or_none(progress.eval_loss_before),
-                envelope=uow.envelope,
-            )
-        case TrainFinished() as result:
-            succeed(uow, job, _training_result(result))
-        case AttemptFailed() as failure:
-            end_failed(
-                uow,
-                job,
-                code=failure.code,
-                message=failure.message,
-                trained_tokens=failure.trained_tokens,
-            )
-        case TrainCancelled():
-            # Only a runner that shuts down cancels unasked: the job itself was not cancelled.
-            lose_runner(uow, job)
-        case _:
-            pass
+def expire_work(uow: UnitOfWork, command: ExpireWork) -> None:
+    """Ends work that is past its time; whether it is, is decided here again."""
+    _commands_of(command.work_id).expire(uow, command.work_id)
 
 
-def _chunk_result(report: ChunkFinished) -> ChunkResult:
-    return ChunkResult(
-        completed=report.completed,
-        failed=report.failed,
-        usage=tuple(
-            TokenUsage(
-                model=used.model,
-                input_tokens=used.input_tokens,
-                output_tokens=used.output_tokens,
-            )
-            for used in report.usage
-        ),
-        output=report.output.stored() if report.output is not None else None,
-        errors=report.errors.stored() if report.errors is not None else None,
-    )
+def current_task(uow: UnitOfWork, attempt: Attempt) -> Task | None:
+    """What the attempt is to run, or None if it is not the current one of its work. Reads only."""
+    if not _is_current(uow, attempt):
+        return None
+    return _commands_of(attempt.work_id).task(uow, attempt)
 
 
-def _training_result(report: TrainFinished) -> TrainingResult:
-    return TrainingResult(
-        trained_tokens=report.trained_tokens,
-        loss_tokens=report.loss_tokens,
-        steps=report.steps,
-        train_loss=exact(report.train_loss),
-        train_accuracy=exact_or_none(report.train_accuracy),
-        eval_loss_before=exact_or_none(report.eval_loss_before),
-        eval_loss=exact_or_none(report.eval_loss),
-        eval_accuracy=exact_or_none(report.eval_accuracy),
-        eval_rows=report.eval_rows,
-        rows_trained=report.rows_trained,
-        rows_dropped=report.rows_dropped,
-        seconds=exact(report.seconds),
-        adapter_config=report.adapter_config.stored(),
-        adapter_weights=report.adapter_weights.stored(),
-        base_revision=report.base_revision,
-        versions=report.versions,
-    )
+def _commands_of(work_id: str) -> KindCommands:
+    return COMMANDS[kind_of(work_id).prefix]
 
 
-def _hyperparameters(stored: Hyperparameters) -> TrainingHyperparameters:
-    return TrainingHyperparameters(
-        n_epochs=stored.n_epochs,
-        batch_size=stored.batch_size,
-        learning_rate=float(stored.learning_rate),
-        lora_rank=stored.lora_rank,
-        lora_alpha=stored.lora_alpha,
-        max_seq_length=stored.max_seq_length,
-        beta=float(stored.beta) if stored.beta is not None else None,
-    )
-
-
-def _adapter(stored: StoredAdapter) -> AdapterRef:
-    return AdapterRef(
-        name=stored.name,
-        config=ObjectRef.of(stored.config),
-        weights=ObjectRef.of(stored.weights),
-        rank=stored.rank,
-    )
-
-
-def task_of(work: Batch | FineTuningJob, attempt: Attempt) -> Task:
-    """What the runner needs to know to run this attempt; the same each time it is sent."""
-    if isinstance(work, Batch):
-        assert work.plan is not None
-        chunk = work.chunks[attempt.chunk].plan
-        return BatchChunkTask(
-            input_key=work.input.key,
-            start_byte=chunk.start_byte,
-            end_byte=chunk.end_byte,
-            first_line=chunk.first_line,
-            requests=chunk.requests,
-            endpoint=work.endpoint,
-            base=work.plan.base,
-            adapters=tuple(_adapter(adapter) for adapter in work.plan.adapters),
-            output_prefix=f"chunks/{work.id}/{attempt.chunk}/{attempt.attempt}/",
-        )
-    settings = work.settings
-    return TrainTask(
-        base=settings.base,
-        method=settings.method,
-        adapter=settings.adapter,
-        hyperparameters=_hyperparameters(settings.hyperparameters),
-        seed=settings.seed,
-        training=ObjectRef.of(settings.training.object),
-        validation=ObjectRef.of(settings.validation.object) if settings.validation else None,
-        eval_rows=settings.quote.eval_rows,
-        time_limit_seconds=settings.time_limit_seconds,
-        output_prefix=f"adapters/{work.id}/{attempt.attempt}/",
-    )
+def _is_current(uow: UnitOfWork, attempt: Attempt) -> bool:
+    work = find_work(uow, attempt.work_id)
+    return work is not None and work.is_current(attempt)

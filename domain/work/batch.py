@@ -30,8 +30,7 @@ from domain.inputs.batch_file import ChunkPlan
 from domain.inputs.batch_line import LineError
 from domain.ledger.receipt import Receipt
 from domain.limits import CompletionWindow
-from domain.messages import Attempt
-from domain.stored import StoredModel, StoredObject, TokenUsage
+from domain.stored import Attempt, StoredModel, StoredObject, TokenUsage
 
 BatchStatus = Literal[
     "validating",

@@ -19,8 +19,7 @@ from domain.catalog import AdapterMethod, TrainingMethod
 from domain.errors import InvalidState
 from domain.inputs.hyperparameters import Hyperparameters
 from domain.ledger.receipt import Receipt
-from domain.messages import Attempt
-from domain.stored import Exact, StoredModel, StoredObject
+from domain.stored import Attempt, Exact, StoredModel, StoredObject
 from domain.work.quote import FineTuneQuote
 
 JobStatus = Literal["validating_files", "queued", "running", "succeeded", "failed", "cancelled"]

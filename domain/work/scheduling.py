@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from domain.messages import Attempt, TaskKind
+from domain.stored import Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class WaitingWork:
 
     work_id: str
     chunk: int
-    kind: TaskKind
+    kind: str
     account_id: str
     base: str
     deadline: datetime
@@ -46,7 +46,7 @@ class AssignedWork:
     over, so that only what is finished still counts."""
 
     attempt: Attempt
-    kind: TaskKind
+    kind: str
     account_id: str
     stopping: bool = False
 
@@ -59,13 +59,13 @@ class RunnerOffer:
     runner_id: str
     bases: frozenset[str]
     warm_base: str | None
-    free_slots: Mapping[TaskKind, int]
+    free_slots: Mapping[str, int]
 
 
 @dataclass(slots=True)
 class _Runner:
     offer: RunnerOffer
-    free: dict[TaskKind, int]
+    free: dict[str, int]
 
     def can_take(self, work: WaitingWork) -> bool:
         return self.free.get(work.kind, 0) > 0 and work.base in self.offer.bases

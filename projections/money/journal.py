@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from domain.ids import BATCH
+from domain.work.kinds import kind_of
 from projections.projection import Statement
 from projections.read_model import ReadModel
 
 AVAILABLE = "Customer:Available"
 HELD = "Customer:Held"
 GRANTS = "Expense:Grants"
-TRAINING_INCOME = "Income:Usage:Training"
-BATCH_INCOME = "Income:Usage:Batch"
 
 _ENTERED = """
     WITH moved AS (
@@ -91,7 +89,7 @@ def _credit_reserved(event: Any, position: int) -> list[Statement]:
 
 def _credit_captured(event: Any, position: int) -> list[Statement]:
     charge, returned = event.charge_nano_usd, event.returned_nano_usd
-    income = BATCH_INCOME if event.work_id.startswith(BATCH) else TRAINING_INCOME
+    income = kind_of(event.work_id).income
     return _transaction(
         event,
         position,

@@ -3,12 +3,13 @@ hold (GET /gridline/receipts/{id}). No table of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
 
-from domain.ids import BATCH
+from domain.ids import BATCH, JOB
 from domain.ledger.receipt import Receipt
+from domain.work.kinds import find_kind, kind_of
 from domain.work.quote import FineTuneQuote
 from projections.money import holds
 from projections.money.holds import HoldRow
@@ -22,7 +23,7 @@ class ReceiptRow:
     `hold` where it never started, `quote` for batches, `ended_at` while it is open."""
 
     work_id: str
-    kind: Literal["batch", "fine_tuning.job"]
+    kind: str
     account_id: str
     key_id: str
     status: str
@@ -37,18 +38,17 @@ class ReceiptRow:
 
 def find(connection: Connection, *, account_id: str, work_id: str) -> ReceiptRow | None:
     """The account's receipt of a job or batch, or None if it has none of that id."""
-    if work_id.startswith(BATCH):
-        return _of_batch(connection, account_id=account_id, batch_id=work_id)
-    return _of_job(connection, account_id=account_id, job_id=work_id)
+    kind = find_kind(work_id)
+    return None if kind is None else READERS[kind.prefix](connection, account_id, work_id)
 
 
-def _of_batch(connection: Connection, *, account_id: str, batch_id: str) -> ReceiptRow | None:
+def _of_batch(connection: Connection, account_id: str, batch_id: str) -> ReceiptRow | None:
     batch = batches.get(connection, account_id=account_id, batch_id=batch_id)
     if batch is None:
         return None
     return ReceiptRow(
         work_id=batch.id,
-        kind="batch",
+        kind=kind_of(batch.id).name,
         account_id=account_id,
         key_id=batch.key_id,
         status=batch.status,
@@ -62,13 +62,13 @@ def _of_batch(connection: Connection, *, account_id: str, batch_id: str) -> Rece
     )
 
 
-def _of_job(connection: Connection, *, account_id: str, job_id: str) -> ReceiptRow | None:
+def _of_job(connection: Connection, account_id: str, job_id: str) -> ReceiptRow | None:
     job = fine_tuning_jobs.get(connection, account_id=account_id, job_id=job_id)
     if job is None:
         return None
     return ReceiptRow(
         work_id=job.id,
-        kind="fine_tuning.job",
+        kind=kind_of(job.id).name,
         account_id=account_id,
         key_id=job.key_id,
         status=job.status,
@@ -80,3 +80,10 @@ def _of_job(connection: Connection, *, account_id: str, job_id: str) -> ReceiptR
         hold=holds.of_work(connection, account_id=account_id, work_id=job_id),
         receipt=job.receipt,
     )
+
+
+READERS: dict[str, Callable[[Connection, str, str], ReceiptRow | None]] = {
+    BATCH: _of_batch,
+    JOB: _of_job,
+}
+"""By the prefix of the ids of each kind of work (`domain/work/kinds.py`)."""

@@ -11,8 +11,10 @@ from datetime import datetime
 from typing import Any
 
 from domain.commands.fine_tuning import WAITING_LIMIT
-from domain.messages import Attempt, TaskKind
+from domain.ids import BATCH, JOB
+from domain.stored import Attempt
 from domain.work.batch import STOP_WITHIN
+from domain.work.kinds import KINDS
 from domain.work.scheduling import AssignedWork, StartableWork, WaitingWork
 from projections.projection import Statement
 from projections.read_model import Connection, ReadModel
@@ -91,7 +93,7 @@ _TO_FINALIZE = """
 """
 _PAST_DUE = """
     SELECT work_id FROM open_work
-    WHERE kind = %(kind)s AND due_at <= %(now)s AND stage <> 'ending' AND stage <> 'waiting'
+    WHERE due_at <= %(now)s AND stage <> 'ending' AND stage <> 'waiting'
     ORDER BY due_at LIMIT %(limit)s
 """
 
@@ -161,24 +163,15 @@ def batches_to_finalize(connection: Connection, *, limit: int) -> list[str]:
     return _ids(connection.execute(_TO_FINALIZE, {"limit": limit}).fetchall())
 
 
-def batches_past_window(connection: Connection, *, now: datetime, limit: int) -> list[str]:
-    """Batches whose window is over and that are not ending yet."""
-    return _past_due(connection, kind="batch_chunk", now=now, limit=limit)
+def past_due(connection: Connection, *, now: datetime, limit: int) -> list[str]:
+    """Work that is past its time and not ending yet: batches whose window is over, jobs that waited
+    for a runner too long, or run past their limit."""
+    return _ids(connection.execute(_PAST_DUE, {"now": now, "limit": limit}).fetchall())
 
 
 def batches_not_stopping(connection: Connection, *, now: datetime, limit: int) -> list[str]:
     """Batches that are ending, and of which an attempt did not stop in time."""
     return _ids(connection.execute(_STOP_OVERDUE, {"now": now, "limit": limit}).fetchall())
-
-
-def jobs_to_expire(connection: Connection, *, now: datetime, limit: int) -> list[str]:
-    """Jobs that waited for a runner too long, or run past their limit."""
-    return _past_due(connection, kind="train", now=now, limit=limit)
-
-
-def _past_due(connection: Connection, *, kind: TaskKind, now: datetime, limit: int) -> list[str]:
-    parameters = {"kind": kind, "now": now, "limit": limit}
-    return _ids(connection.execute(_PAST_DUE, parameters).fetchall())
 
 
 def _ids(rows: list[dict[str, Any]]) -> list[str]:
@@ -188,7 +181,7 @@ def _ids(rows: list[dict[str, Any]]) -> list[str]:
 def _batch_created(event: Any, position: int) -> list[Statement]:
     parameters = {
         "id": event.originator_id,
-        "kind": "batch_chunk",
+        "kind": KINDS[BATCH].task,
         "account_id": event.account_id,
         "base": None,
         "completion_window": event.completion_window,
@@ -253,7 +246,7 @@ def _closed(event: Any, _position: int) -> list[Statement]:
 def _job_created(event: Any, position: int) -> list[Statement]:
     parameters = {
         "id": event.originator_id,
-        "kind": "train",
+        "kind": KINDS[JOB].task,
         "account_id": event.account_id,
         "base": event.settings.base,
         "completion_window": None,

@@ -6,20 +6,24 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
+from domain import messages
 from domain.commands.batches import (
     FinishBatch,
     RecordBatchPlan,
     ResultFile,
-    StartBatch,
     finish_batch,
     record_batch_plan,
-    start_batch,
 )
-from domain.commands.fine_tuning import StartFineTuningJob, start_fine_tuning_job
-from domain.commands.work import AssignWork, RecordReport, assign_work, record_report
+from domain.commands.work import (
+    AssignWork,
+    RecordReport,
+    StartWork,
+    assign_work,
+    record_report,
+    start_work,
+)
 from domain.inputs.batch_file import ChunkPlan
 from domain.messages import (
-    Attempt,
     ChunkFinished,
     ModelUsage,
     ObjectRef,
@@ -29,7 +33,7 @@ from domain.messages import (
     TrainFinished,
     TrainProgress,
 )
-from domain.stored import StoredObject
+from domain.stored import Attempt, StoredObject
 from tests.acceptance.conftest import Served
 
 BASE = "smollm2-135m-instruct"
@@ -52,7 +56,7 @@ def _uploaded(served: Served, key: str, data: bytes) -> ObjectRef:
 
 def succeed_training(served: Served, job_id: str) -> None:
     """The job ends succeeded; its adapter's files are CONFIG and WEIGHTS."""
-    served.run(start_fine_tuning_job, StartFineTuningJob(job_id))
+    served.run(start_work, StartWork(job_id))
     attempt = served.run(assign_work, AssignWork(work_id=job_id, chunk=0, runner_id="runner_1"))
     _report(served, attempt, 1, Started())
     _report(
@@ -100,7 +104,7 @@ def run_batch(served: Served, batch_id: str, *, requests: int) -> None:
             maximum_nano_usd=20_000_000,
         ),
     )
-    served.run(start_batch, StartBatch(batch_id))
+    served.run(start_work, StartWork(batch_id))
     attempt = served.run(assign_work, AssignWork(work_id=batch_id, chunk=0, runner_id="runner_1"))
     _report(
         served,
@@ -131,5 +135,5 @@ def _result(served: Served, key: str, data: bytes) -> ResultFile:
 
 
 def _report(served: Served, attempt: Attempt, seq: int, body: ReportBody) -> None:
-    report = Report(attempt=attempt, seq=seq, at=datetime.now(UTC), body=body)
+    report = Report(attempt=messages.Attempt.of(attempt), seq=seq, at=datetime.now(UTC), body=body)
     served.run(record_report, RecordReport(report))

@@ -15,7 +15,8 @@ from typing import Any
 from adapters.event_log.event_store import EventStore, decode
 from adapters.event_log.postgres import Connection, connect
 from adapters.event_log.writer import Writer
-from domain.commands import accounts, batches, files, fine_tuning, work
+from domain import messages
+from domain.commands import accounts, batches, files, work
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
 from domain.commands.idempotency import Origin
@@ -27,7 +28,6 @@ from domain.ledger.account import AccountLimits
 from domain.ledger.money import nano_usd
 from domain.ledger.prices import PriceList
 from domain.messages import (
-    Attempt,
     ChunkFinished,
     ModelUsage,
     ObjectRef,
@@ -37,7 +37,7 @@ from domain.messages import (
     TrainFinished,
     TrainProgress,
 )
-from domain.stored import StoredObject
+from domain.stored import Attempt, StoredObject
 from domain.unit_of_work import CommandContext
 from projections.follower import Follower
 from projections.registry import FOLLOWING, INLINE
@@ -199,11 +199,7 @@ class ProductRig:
         )
 
     def start(self, work_id: str) -> None:
-        if work_id.startswith("batch_"):
-            self.run(batches.start_batch, batches.StartBatch(work_id))
-        else:
-            command = fine_tuning.StartFineTuningJob(work_id)
-            self.run(fine_tuning.start_fine_tuning_job, command)
+        self.run(work.start_work, work.StartWork(work_id))
 
     def assign(self, work_id: str, chunk: int = 0, *, runner_id: str = "runner_a") -> Attempt:
         attempt = self.run(work.assign_work, work.AssignWork(work_id, chunk, runner_id))
@@ -211,7 +207,7 @@ class ProductRig:
         return attempt
 
     def report(self, attempt: Attempt, body: ReportBody) -> None:
-        report = Report(attempt=attempt, seq=1, at=self.clock.now(), body=body)
+        report = Report(attempt=messages.Attempt.of(attempt), seq=1, at=self.clock.now(), body=body)
         tracking = ("cluster/progress/0", next(self._offsets))
         self.run(work.record_report, work.RecordReport(report), tracking=tracking)
 

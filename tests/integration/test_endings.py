@@ -16,13 +16,14 @@ from adapters.worker.batch_results import BatchResults
 from adapters.worker.dispatcher import ASSIGNS_MAX, BEATS_BEFORE_REPEAT, Dispatcher
 from adapters.worker.fleet import Fleet
 from adapters.worker.watchdogs import Watchdogs
+from domain import messages
 from domain.commands import accounts, batches, files
+from domain.commands import work as work_commands
 from domain.ids import derived_file_id, fine_tuned_model_name
 from domain.inputs.batch_file import ChunkPlan
 from domain.inputs.batch_line import LineError
 from domain.ledger.account import Account
 from domain.messages import (
-    Attempt,
     ChunkFinished,
     ChunkProgress,
     Heartbeat,
@@ -31,6 +32,7 @@ from domain.messages import (
     Started,
 )
 from domain.ports import ObjectMissing
+from domain.stored import Attempt
 from domain.work.batch import STOP_WITHIN, Batch
 from domain.work.scheduling import AssignedWork
 from projections.registry import INLINE
@@ -62,7 +64,7 @@ def to_finalize(rig: ProductRig) -> list[str]:
 
 def end_window(rig: ProductRig, batch_id: str) -> None:
     rig.clock.advance(timedelta(hours=24))
-    rig.run(batches.end_batch_window, batches.EndBatchWindow(batch_id))
+    rig.run(work_commands.expire_work, work_commands.ExpireWork(batch_id))
 
 
 def test_a_plan_that_comes_after_the_window_starts_nothing(rig: ProductRig) -> None:
@@ -340,7 +342,7 @@ class _Beats:
                 gpu_class="cpu",
                 sent_at=self.rig.clock.now(),
                 slots={"batch_chunk": 1, "train": 1},
-                running=running,
+                running=tuple(messages.Attempt.of(attempt) for attempt in running),
             )
             self.fleet.hear(beat)
             assigned: tuple[AssignedWork, ...] = work.assigned(self.rig.connection)

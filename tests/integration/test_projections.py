@@ -21,7 +21,7 @@ from domain.aggregates import AGGREGATES
 from domain.commands import accounts as account_commands
 from domain.commands import batches as batch_commands
 from domain.commands import files as file_commands
-from domain.commands import fine_tuning as job_commands
+from domain.commands import work as work_commands
 from domain.errors import InvalidRequest
 from domain.ledger.key_spend import SpendLimits
 from domain.ledger.money import nano_usd
@@ -533,9 +533,9 @@ def test_a_batch_is_past_its_window_once(rig: ProductRig) -> None:
     batch_id = rig.create_batch()
     rig.clock.advance(timedelta(hours=24))
     now = rig.clock.now()
-    assert work.batches_past_window(rig.connection, now=now, limit=9) == [batch_id]
-    rig.run(batch_commands.end_batch_window, batch_commands.EndBatchWindow(batch_id))
-    assert work.batches_past_window(rig.connection, now=now, limit=9) == []
+    assert work.past_due(rig.connection, now=now, limit=9) == [batch_id]
+    rig.run(work_commands.expire_work, work_commands.ExpireWork(batch_id))
+    assert work.past_due(rig.connection, now=now, limit=9) == []
     assert work.batches_to_validate(rig.connection, limit=9) == []
     assert work.batches_to_finalize(rig.connection, limit=9) == [batch_id]
 
@@ -546,12 +546,12 @@ def test_a_job_is_overdue_when_its_command_says_so(rig: ProductRig) -> None:
     rig.start(job_id)
     assert [each.work_id for each in work.waiting(rig.connection, each=9)] == [job_id]
     rig.clock.advance(timedelta(hours=23))
-    assert work.jobs_to_expire(rig.connection, now=rig.clock.now(), limit=9) == []
+    assert work.past_due(rig.connection, now=rig.clock.now(), limit=9) == []
     rig.clock.advance(timedelta(hours=1))
-    assert work.jobs_to_expire(rig.connection, now=rig.clock.now(), limit=9) == [job_id]
-    rig.run(job_commands.expire_fine_tuning_job, job_commands.ExpireFineTuningJob(job_id))
+    assert work.past_due(rig.connection, now=rig.clock.now(), limit=9) == [job_id]
+    rig.run(work_commands.expire_work, work_commands.ExpireWork(job_id))
     assert job_of(rig, job_id).error_code == "job_unavailable"
-    assert work.jobs_to_expire(rig.connection, now=rig.clock.now(), limit=9) == []
+    assert work.past_due(rig.connection, now=rig.clock.now(), limit=9) == []
     assert work.waiting(rig.connection, each=9) == ()
 
 
@@ -560,10 +560,10 @@ def test_a_running_job_is_overdue_at_its_deadline(rig: ProductRig) -> None:
     rig.start(job_id)
     rig.report(rig.assign(job_id), Started())
     rig.clock.advance(timedelta(hours=2))
-    assert work.jobs_to_expire(rig.connection, now=rig.clock.now(), limit=9) == []
+    assert work.past_due(rig.connection, now=rig.clock.now(), limit=9) == []
     rig.clock.advance(timedelta(minutes=10))
-    assert work.jobs_to_expire(rig.connection, now=rig.clock.now(), limit=9) == [job_id]
-    rig.run(job_commands.expire_fine_tuning_job, job_commands.ExpireFineTuningJob(job_id))
+    assert work.past_due(rig.connection, now=rig.clock.now(), limit=9) == [job_id]
+    rig.run(work_commands.expire_work, work_commands.ExpireWork(job_id))
     assert job_of(rig, job_id).error_code == "job_expired"
 
 

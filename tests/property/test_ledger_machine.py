@@ -34,6 +34,7 @@ from adapters.event_log import snapshots
 from adapters.event_log.event_store import EventStore, decode
 from adapters.event_log.memory_store import MemoryWriter
 from adapters.event_log.writer import Writer
+from domain import messages
 from domain.aggregate import Aggregate
 from domain.commands import accounts, batches, files, fine_tuning, work
 from domain.commands.create_batch import CreateBatch, create_batch
@@ -59,7 +60,6 @@ from domain.ledger.key_spend import KeySpend, SpendLimits
 from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import PriceList
 from domain.messages import (
-    Attempt,
     AttemptFailed,
     ChunkFinished,
     ChunkProgress,
@@ -70,7 +70,7 @@ from domain.messages import (
     TrainFinished,
     TrainProgress,
 )
-from domain.stored import StoredObject
+from domain.stored import Attempt, StoredObject
 from domain.unit_of_work import CommandContext
 from domain.work.batch import Batch
 from domain.work.fine_tuning_job import FineTuningJob
@@ -273,7 +273,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self._assign(work_id, "runner_a")
         for attempt in self._running():
             body = _TRAINED if not attempt.work_id.startswith(BATCH) else self._all_lines(attempt)
-            self._deliver(Report(attempt=attempt, seq=2, at=self.clock.now(), body=body))
+            self._deliver(self._report(attempt, body))
         self.finish_what_can_be()
 
     def _all_lines(self, attempt: Attempt) -> ChunkFinished:
@@ -380,19 +380,14 @@ class LedgerMachine(RuleBasedStateMachine):
         before, versions = self._work(work_id), dict(self.auditor.versions)
         if work_id.startswith(BATCH):
             self._validate(work_id, chunks=chunks, cents=3, fine_tuned=False)
-            self.run(batches.start_batch, batches.StartBatch(work_id))
+            self.run(work.start_work, work.StartWork(work_id))
             assert before.ending is None or self.auditor.versions == versions
         else:
-            command = fine_tuning.StartFineTuningJob(work_id)
-            self.run(fine_tuning.start_fine_tuning_job, command)
+            self.run(work.start_work, work.StartWork(work_id))
 
     def _start_what_may(self) -> None:
         for work_id in self.due("start"):
-            if work_id.startswith(BATCH):
-                self.run(batches.start_batch, batches.StartBatch(work_id))
-            else:
-                command = fine_tuning.StartFineTuningJob(work_id)
-                self.run(fine_tuning.start_fine_tuning_job, command)
+            self.run(work.start_work, work.StartWork(work_id))
 
     def _validate(self, batch_id: str, *, chunks: int, cents: int, fine_tuned: bool) -> None:
         named = [name for _, name in self._models(deleted=True)] if fine_tuned else []
@@ -433,7 +428,11 @@ class LedgerMachine(RuleBasedStateMachine):
             bodies = _chunk_bodies([BASE, *(adapter.name for adapter in plan.adapters)])
         else:
             bodies = _train_bodies()
-        return Report(attempt=attempt, seq=1, at=self.clock.now(), body=data.draw(bodies))
+        return self._report(attempt, data.draw(bodies))
+
+    def _report(self, attempt: Attempt, body: Any) -> Report:
+        named = messages.Attempt.of(attempt)
+        return Report(attempt=named, seq=1, at=self.clock.now(), body=body)
 
     @precondition(lambda self: self.attempts)
     @rule(data=st.data())
@@ -472,13 +471,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self._watch()
 
     def _watch(self) -> None:
-        for batch_id in self.due("windows"):
-            self.run(batches.end_batch_window, batches.EndBatchWindow(batch_id))
+        for work_id in self.due("past due"):
+            self.run(work.expire_work, work.ExpireWork(work_id))
         for batch_id in self.due("stops"):
             self.run(batches.stop_waiting, batches.StopWaiting(batch_id))
-        for job_id in self.due("jobs"):
-            command = fine_tuning.ExpireFineTuningJob(job_id)
-            self.run(fine_tuning.expire_fine_tuning_job, command)
 
     def all_work_ends_by_itself(self) -> None:
         """No runner says anything more, though all of them beat: the clock ends everything, and
@@ -770,10 +766,8 @@ class MemoryMachine(LedgerMachine):
         match what:
             case "files":
                 return [file_id for _, file_id in self.file_ids]
-            case "start":
+            case "start" | "past due":
                 return self.work_ids
-            case "jobs":
-                return [each for each in self.work_ids if not each.startswith(BATCH)]
             case _:
                 return [each for each in self.work_ids if each.startswith(BATCH)]
 
@@ -848,9 +842,8 @@ DUE_ROWS: dict[str, Callable[[Any, datetime], Iterable[str]]] = {
     "validate": lambda read, _: work_rows.batches_to_validate(read, limit=99),
     "start": lambda read, _: [row.work_id for row in work_rows.startable(read)],
     "finalize": lambda read, _: work_rows.batches_to_finalize(read, limit=99),
-    "windows": lambda read, now: work_rows.batches_past_window(read, now=now, limit=99),
+    "past due": lambda read, now: work_rows.past_due(read, now=now, limit=99),
     "stops": lambda read, now: work_rows.batches_not_stopping(read, now=now, limit=99),
-    "jobs": lambda read, now: work_rows.jobs_to_expire(read, now=now, limit=99),
     "files": lambda read, now: file_rows.expired(read, now=now, limit=999),
 }
 """What the work projection says is due, by what the machine asks for."""

@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 import pytest
 
 from adapters.worker.fleet import Fleet
-from domain.messages import Attempt, Heartbeat
+from domain import messages
+from domain.messages import Heartbeat
+from domain.stored import Attempt
 from domain.work.scheduling import AssignedWork
 
 LEASE = 30.0
@@ -46,7 +48,7 @@ def beat(
         gpu_class="cpu",
         sent_at=datetime(2026, 1, 1, tzinfo=UTC),
         slots={"batch_chunk": slots},
-        running=running,
+        running=tuple(messages.Attempt.of(each) for each in running),
         bases=("qwen",),
         draining=draining,
         stopping=stopping,

@@ -1,0 +1,137 @@
+"""What a fine-tuning job does with attempts of its training: `domain/commands/work.py` calls it.
+Messages end here: the log keeps shapes of its own."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from domain.commands.fine_tuning import end_failed, lose_runner, succeed
+from domain.inputs.hyperparameters import Hyperparameters
+from domain.messages import (
+    AttemptFailed,
+    ObjectRef,
+    Report,
+    Task,
+    TrainCancelled,
+    TrainFinished,
+    TrainingHyperparameters,
+    TrainProgress,
+    TrainTask,
+)
+from domain.stored import Attempt, exact, exact_or_none
+from domain.unit_of_work import UnitOfWork
+from domain.work.fine_tuning_job import FineTuningJob, TrainingResult
+
+RUN_MARGIN = timedelta(minutes=10)
+"""A runner enforces a training's time limit itself; the log's deadline is later by this."""
+
+
+def assign(uow: UnitOfWork, job_id: str, _chunk: int, runner_id: str) -> Attempt | None:
+    """The job's next attempt, if it wants one."""
+    job = uow.get(FineTuningJob, job_id)
+    return job.assign(runner_id=runner_id, envelope=uow.envelope) if job.may_assign else None
+
+
+def wait(uow: UnitOfWork, job_id: str) -> None:
+    """Tells its owner that no GPU is free."""
+    job = uow.get(FineTuningJob, job_id)
+    if job.may_assign:
+        job.wait("gridline_capacity", envelope=uow.envelope)
+
+
+def lose(uow: UnitOfWork, attempt: Attempt) -> None:
+    """A training that had begun is not tried again."""
+    lose_runner(uow, uow.get(FineTuningJob, attempt.work_id))
+
+
+def give_back(uow: UnitOfWork, attempt: Attempt) -> None:
+    """A training that began is left to its deadline: its report may be on the way."""
+    job = uow.get(FineTuningJob, attempt.work_id)
+    if job.status == "queued":
+        lose_runner(uow, job)
+
+
+def record(uow: UnitOfWork, attempt: Attempt, report: Report) -> None:
+    """That it began, how far it is, and how it ended."""
+    job = uow.get(FineTuningJob, attempt.work_id)
+    deadline = uow.now + timedelta(seconds=job.settings.time_limit_seconds) + RUN_MARGIN
+    # Whatever comes first shows that the runner has begun: `started` may be lost.
+    job.begin(attempt, deadline=deadline, envelope=uow.envelope)
+    match report.body:
+        case TrainProgress() as progress:
+            job.record_progress(
+                attempt,
+                step=progress.step,
+                steps=progress.steps,
+                trained_tokens=progress.trained_tokens,
+                train_loss=exact_or_none(progress.train_loss),
+                eval_loss_before=exact_or_none(progress.eval_loss_before),
+                envelope=uow.envelope,
+            )
+        case TrainFinished() as finished:
+            succeed(uow, job, _result(finished))
+        case AttemptFailed() as failure:
+            end_failed(
+                uow,
+                job,
+                code=failure.code,
+                message=failure.message,
+                trained_tokens=failure.trained_tokens,
+            )
+        case TrainCancelled():
+            # Only a runner that shuts down cancels unasked: the job itself was not cancelled.
+            lose_runner(uow, job)
+        case _:
+            pass
+
+
+def task(uow: UnitOfWork, attempt: Attempt) -> Task:
+    """The whole training."""
+    job = uow.get(FineTuningJob, attempt.work_id)
+    settings = job.settings
+    validation = settings.validation
+    return TrainTask(
+        base=settings.base,
+        method=settings.method,
+        adapter=settings.adapter,
+        hyperparameters=_hyperparameters(settings.hyperparameters),
+        seed=settings.seed,
+        training=ObjectRef.of(settings.training.object),
+        validation=ObjectRef.of(validation.object) if validation is not None else None,
+        eval_rows=settings.quote.eval_rows,
+        time_limit_seconds=settings.time_limit_seconds,
+        output_prefix=f"adapters/{job.id}/{attempt.attempt}/",
+    )
+
+
+def _result(report: TrainFinished) -> TrainingResult:
+    return TrainingResult(
+        trained_tokens=report.trained_tokens,
+        loss_tokens=report.loss_tokens,
+        steps=report.steps,
+        train_loss=exact(report.train_loss),
+        train_accuracy=exact_or_none(report.train_accuracy),
+        eval_loss_before=exact_or_none(report.eval_loss_before),
+        eval_loss=exact_or_none(report.eval_loss),
+        eval_accuracy=exact_or_none(report.eval_accuracy),
+        eval_rows=report.eval_rows,
+        rows_trained=report.rows_trained,
+        rows_dropped=report.rows_dropped,
+        seconds=exact(report.seconds),
+        adapter_config=report.adapter_config.to_log(),
+        adapter_weights=report.adapter_weights.to_log(),
+        base_revision=report.base_revision,
+        versions=report.versions,
+    )
+
+
+def _hyperparameters(stored: Hyperparameters) -> TrainingHyperparameters:
+    return TrainingHyperparameters(
+        n_epochs=stored.n_epochs,
+        batch_size=stored.batch_size,
+        learning_rate=float(stored.learning_rate),
+        lora_rank=stored.lora_rank,
+        lora_alpha=stored.lora_alpha,
+        max_seq_length=stored.max_seq_length,
+        beta=float(stored.beta) if stored.beta is not None else None,
+    )
