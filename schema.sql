@@ -27,6 +27,8 @@ CREATE TABLE gridline_migrations (
     sha256 text NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
 );
+-- Each process sees whether the database is of its release.
+GRANT SELECT ON gridline_migrations TO gridline;
 
 -- The log -------------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ from psycopg_pool import ConnectionPool
 
 from adapters.clock import RandomIds, clock_of
 from adapters.event_log.event_store import EventStore, decode
-from adapters.event_log.postgres import Connection, connect
+from adapters.event_log.migrate import refuse_other_schema
+from adapters.event_log.postgres import Connection, connect, reach, refuse_unsafe_server
 from adapters.event_log.writer import Writer
 from adapters.objects import open_store
 from adapters.settings import Settings
@@ -68,10 +69,11 @@ class ControlPlane:
 
 @contextmanager
 def control_plane(settings: Settings) -> Iterator[ControlPlane]:
-    """Opens and closes it. Raises UnsafeDatabase, and psycopg.OperationalError where the database
-    is away."""
-    # The library would wait half a minute and then say less.
-    connect(settings.database_url, name="gridline-start").close()
+    """Opens and closes it. Raises Unusable, of which DatabaseAway may pass by itself."""
+    settings.require("database_url")
+    with reach(settings.database_url, name="gridline-start") as connection:
+        refuse_unsafe_server(connection)
+        refuse_other_schema(connection)
     clock, ids = clock_of(settings), RandomIds()
     store = EventStore(settings.database_url, projections=INLINE)
     writer = Writer(store, clock=clock, ids=ids)

@@ -9,7 +9,7 @@ import secrets
 from datetime import UTC, datetime
 from pathlib import Path
 
-from adapters.settings import Settings
+from adapters.settings import Settings, Unusable
 from domain.ports import Clock
 
 
@@ -42,5 +42,12 @@ class RandomIds:
 
 
 def clock_of(settings: Settings) -> Clock:
-    """The clock that the settings name."""
-    return FileClock(Path(settings.clock_file)) if settings.clock_file else SystemClock()
+    """The clock that the settings name. Raises Unusable for a file without a time in it."""
+    if not settings.clock_file:
+        return SystemClock()
+    clock = FileClock(Path(settings.clock_file))
+    try:
+        clock.now()
+    except (OSError, ValueError) as error:
+        raise Unusable(f"GRIDLINE_CLOCK_FILE: {error}") from None
+    return clock

@@ -60,13 +60,22 @@ async def ensure_topics(settings: Settings) -> None:
     deadline = time.monotonic() + CONNECT_SECONDS_MAX
     names = (work_topic(settings.gpu_class), RUNNERS_TOPIC, PROGRESS_TOPIC)
     wanted = [settings.topic_prefix + name for name in names]
+    told = False
     while True:
         try:
             await _create_and_check(settings, wanted)
         except (KafkaError, OSError) as error:
+            if not told:
+                told = True
+                log.warning(
+                    "the broker does not answer; it is asked again",
+                    kafka_bootstrap=settings.kafka_bootstrap,
+                    seconds_max=CONNECT_SECONDS_MAX,
+                    error=type(error).__name__,
+                )
             if time.monotonic() > deadline:
                 raise KafkaUnusable(
-                    f"The broker at {settings.kafka_bootstrap} is not ready after "
+                    f"GRIDLINE_KAFKA_BOOTSTRAP={settings.kafka_bootstrap!r} is not ready after "
                     f"{CONNECT_SECONDS_MAX:.0f} s: {error!r}"
                 ) from error
             await asyncio.sleep(RETRY_SECONDS)

@@ -76,6 +76,17 @@ def _topic_name(value: str) -> str:
     return value
 
 
+def is_operator_name(value: str) -> bool:
+    """Whether it may stand in the log for a person: a handle, no address and no sentence."""
+    return re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,31}", value) is not None
+
+
+def _operator(value: str) -> str:
+    if value and not is_operator_name(value):
+        raise ValueError("must be 1 to 32 small letters, digits, dots, underscores and hyphens")
+    return value
+
+
 def _flag(value: object) -> object:
     if isinstance(value, str):
         if value.lower() not in ("1", "true", "0", "false"):
@@ -173,6 +184,9 @@ class Settings:
     """A file whose text (ISO 8601) stands in for the clock, in tests of several processes."""
     prices_file: str = ""
     """Prices to publish at start; empty: the ones that ship with the product."""
+    operator: Annotated[str, AfterValidator(_operator)] = ""
+    """Who uses `gridlined`: a handle that stays in the log with what they ordered; empty: their
+    login name."""
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(_capitals)
     ] = "INFO"
@@ -199,6 +213,12 @@ class Settings:
             return TypeAdapter(cls).validate_python(given)
         except ValidationError as invalid:
             raise Unusable(_told(invalid, given)) from None
+
+    def require(self, *names: str) -> None:
+        """Raises Unusable for the first of these that was left empty."""
+        for name in names:
+            if not getattr(self, name):
+                raise Unusable(f"{variable(name)} is not set; docs/settings.md says what it is")
 
     def to_environment(self) -> dict[str, str]:
         """The variables that give a child process these settings."""

@@ -6,6 +6,7 @@ was answered. Requests that are running when the stop comes have `GRIDLINE_STOP_
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import sys
@@ -16,8 +17,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from adapters.bootstrap import control_plane
-from adapters.settings import Settings
-from adapters.start import run_process
+from adapters.settings import Settings, Unusable
+from adapters.start import run_process, usable_store
 from api.app import create_app
 from api.control import Api
 from api.http.protocol import BoundedHttp
@@ -33,9 +34,11 @@ def main() -> None:
 
 
 def serve(settings: Settings) -> None:
-    """Returns when it was told to stop."""
+    """Returns when it was told to stop. Raises Unusable."""
+    settings.require("database_url", "object_store_url")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
+    asyncio.run(usable_store(settings))
     with control_plane(settings) as plane, _listening(settings) as listener:
         app = create_app(
             Api(control=plane, lease_seconds=settings.lease_seconds, public_url=settings.public_url)
@@ -65,8 +68,15 @@ def _stop(_: int, __: FrameType | None) -> None:
 
 
 def _listening(settings: Settings) -> socket.socket:
-    """Bound before the server starts, so that a taken port is an error and not a log line."""
-    return socket.create_server((settings.host, settings.port), backlog=BACKLOG)
+    """Bound before the server starts, so that a taken port is an error and not a log line. Raises
+    Unusable."""
+    try:
+        return socket.create_server((settings.host, settings.port), backlog=BACKLOG)
+    except OSError as error:
+        raise Unusable(
+            f"GRIDLINE_HOST={settings.host!r} and GRIDLINE_PORT={settings.port} cannot be listened "
+            f"at: {error.strerror}"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from statistics import median
 import psutil
 
 from adapters.embedded.process import free_port
-from adapters.operators.actions import open_operator
+from adapters.operators.actions import open_operator, shipped_prices
 from adapters.settings import Settings, process_environment
 from bench.database import cluster
 from bench.report import Figure
@@ -126,7 +126,7 @@ def _running_api(url: str, directory: Path) -> Iterator[RunningApi]:
         log_level="WARNING",
     )
     with open_operator(settings) as operator:
-        operator.publish_prices("")
+        operator.publish_prices(shipped_prices())
         account = operator.open_account(
             email="bench@localhost",
             credit_usd="1",

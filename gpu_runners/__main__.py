@@ -8,6 +8,7 @@ one ends it at once; where it cannot go on it ends with an error, to be started 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
@@ -17,9 +18,8 @@ import structlog
 from adapters.clock import RandomIds, clock_of
 from adapters.kafka import answers, ensure_topics, producer, runner_consumer
 from adapters.metrics import serve_metrics
-from adapters.objects import open_store
-from adapters.settings import Settings
-from adapters.start import run_process
+from adapters.settings import Settings, Unusable
+from adapters.start import run_process, usable_store
 from domain.catalog import CATALOG
 from domain.ids import RUNNER
 from gpu_runners.parent.contact import RunnerBroken
@@ -33,19 +33,21 @@ logger = structlog.stdlib.get_logger(__name__)
 
 
 async def serve(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT. Raises KafkaUnusable when the broker never answers, and
-    RunnerBroken."""
+    """Runs until SIGTERM or SIGINT. Raises Unusable, and RunnerBroken."""
+    settings.require("kafka_bootstrap", "object_store_url", "weights_dir")
+    _refuse_missing_engine(settings)
     well = {"broker": False, "weights": False}
     with serve_metrics(settings, health=lambda: well):
         await _serve(settings, well)
 
 
 async def _serve(settings: Settings, well: dict[str, bool]) -> None:
-    runner_id = RandomIds().new(RUNNER)
     weights = Weights(Path(settings.weights_dir))
     bases = await asyncio.to_thread(_bases, settings, weights)
     well["weights"] = bool(bases)
+    objects = await usable_store(settings)
     await ensure_topics(settings)
+    runner_id = RandomIds().new(RUNNER)
     sender = await producer(settings)
     consumer = await runner_consumer(settings, runner_id)
     well["broker"] = True
@@ -55,7 +57,7 @@ async def _serve(settings: Settings, well: dict[str, bool]) -> None:
             settings=settings,
             producer=sender,
             consumer=consumer,
-            objects=open_store(settings.object_store_url),
+            objects=objects,
             clock=clock_of(settings),
             weights=weights,
             weights_root=Path(settings.weights_dir),
@@ -68,6 +70,14 @@ async def _serve(settings: Settings, well: dict[str, bool]) -> None:
     finally:
         await consumer.stop()
         await sender.stop()
+
+
+def _refuse_missing_engine(settings: Settings) -> None:
+    python = settings.engines_python
+    if settings.engine == "vllm" and not python:
+        raise Unusable("GRIDLINE_ENGINE='vllm' needs GRIDLINE_ENGINES_PYTHON")
+    if python and not os.access(python, os.X_OK):
+        raise Unusable(f"GRIDLINE_ENGINES_PYTHON={python!r} is no program")
 
 
 def _bases(settings: Settings, weights: Weights) -> tuple[str, ...]:

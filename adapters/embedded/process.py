@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from adapters.settings import Unusable
+
 LAUNCH = Path(__file__).with_name("launch.py")
 
 LOG_BYTES_MAX = 10_000_000
@@ -27,7 +29,7 @@ BARE_ENVIRONMENT: Mapping[str, str] = {"PATH": os.defpath, "LC_ALL": "C", "TZ": 
 """For programs that are not ours: nothing of the caller's environment configures them."""
 
 
-class CannotStart(Exception):
+class CannotStart(Unusable):
     """A program did not start; the message says which, why and where its log is."""
 
 

@@ -14,7 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from adapters.event_log.postgres import Connection, connect
+import psycopg
+
+from adapters.event_log.postgres import Connection, reach, told
+from adapters.settings import Unusable
 
 _LOCK = 4_775_021_907_138_530
 """Any number that no one else takes as an advisory lock."""
@@ -22,8 +25,13 @@ _LOCK = 4_775_021_907_138_530
 _NAME = re.compile(r"(\d{4})_(pre|post)_\w+\.sql")
 
 
-class MigrationRefused(Exception):
-    """The database was not made by these migrations; nothing was changed."""
+class MigrationRefused(Unusable):
+    """The database was not made by these migrations, or its owner is somebody else; nothing was
+    changed."""
+
+
+class OtherSchema(Unusable):
+    """The database has not the shape that this release needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,7 @@ class Migration:
     """One numbered file."""
 
     number: int
+    phase: str
     name: str
     text: str
 
@@ -47,7 +56,9 @@ def migrations() -> list[Migration]:
         if file.name.endswith(".sql"):
             match = _NAME.fullmatch(file.name)
             assert match, f"{file.name} is not named NNNN_pre_what.sql or NNNN_post_what.sql"
-            found.append(Migration(int(match[1]), file.name, file.read_text(encoding="utf-8")))
+            found.append(
+                Migration(int(match[1]), match[2], file.name, file.read_text(encoding="utf-8"))
+            )
     found.sort(key=lambda migration: migration.number)
     assert [migration.number for migration in found] == list(range(1, len(found) + 1))
     return found
@@ -56,19 +67,43 @@ def migrations() -> list[Migration]:
 def migrate(owner_url: str) -> Sequence[str]:
     """Applies what is missing and returns the names of it; safe to call from several processes.
 
-    Raises MigrationRefused where an applied migration differs from this release's.
+    Raises MigrationRefused where an applied migration differs from this release's, or where the
+    role may not change the database; and Unusable.
     """
-    with connect(owner_url, name="gridline-migrate") as connection:
-        connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
-        applied = _applied(connection)
-        done = []
-        for migration in migrations():
-            if migration.number in applied:
-                _check(migration, applied[migration.number])
-            else:
-                _apply(connection, migration)
-                done.append(migration.name)
-        return done
+    with reach(owner_url, name="gridline-migrate") as connection:
+        try:
+            return _migrate(connection)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise MigrationRefused(
+                f"GRIDLINE_DATABASE_URL: {told(error)}. A migration connects as the database's "
+                f"owner, a role that may create roles; {connection.info.user} is not that role"
+            ) from error
+
+
+def refuse_other_schema(connection: Connection) -> None:
+    """Raises OtherSchema unless what this release runs on was applied. More may have been: a newer
+    release's first half."""
+    applied = _applied(connection)
+    for migration in migrations():
+        if migration.phase == "pre" and applied.get(migration.number) != migration.sha256:
+            has = "another" if migration.number in applied else "no"
+            raise OtherSchema(
+                f"GRIDLINE_DATABASE_URL: database {connection.info.dbname} has {has} "
+                f"{migration.name}; run `gridlined migrate` as its owner"
+            )
+
+
+def _migrate(connection: Connection) -> Sequence[str]:
+    connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
+    applied = _applied(connection)
+    done = []
+    for migration in migrations():
+        if migration.number in applied:
+            _check(migration, applied[migration.number])
+        else:
+            _apply(connection, migration)
+            done.append(migration.name)
+    return done
 
 
 def _applied(connection: Connection) -> dict[int, str]:

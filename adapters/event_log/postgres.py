@@ -12,10 +12,11 @@ from itertools import groupby
 from typing import Any
 
 import psycopg
-from psycopg import sql
+from psycopg import pq, sql
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
+from adapters.settings import Unusable
 from domain.unit_of_work import PersonalRow
 
 Connection = psycopg.Connection[dict[str, Any]]
@@ -31,8 +32,12 @@ _REQUIRED_SETTINGS = {
 }
 
 
-class UnsafeDatabase(Exception):
+class UnsafeDatabase(Unusable):
     """The server or its settings could lose what was acknowledged; the process must not start."""
+
+
+class DatabaseAway(Unusable):
+    """No server answers where the settings say. It may be starting: who can wait, waits."""
 
 
 def connect(url: str, *, name: str, autocommit: bool = True) -> Connection:
@@ -46,13 +51,30 @@ def connect(url: str, *, name: str, autocommit: bool = True) -> Connection:
     )
 
 
+def reach(url: str, *, name: str) -> Connection:
+    """The first connection of a process. Raises DatabaseAway, and Unusable where the server is
+    there but lets us not in: a wrong password, or no such role or database."""
+    try:
+        return connect(url, name=name)
+    except psycopg.OperationalError as error:
+        answered = pq.PGconn.ping(url.encode()) == pq.Ping.OK
+        refused: type[Unusable] = Unusable if answered else DatabaseAway
+        raise refused(f"GRIDLINE_DATABASE_URL: {told(error)}") from error
+
+
+def told(error: psycopg.Error) -> str:
+    """What the server or the client library says of it, as one line. For errors of connecting and
+    of privileges only: those of statements may quote rows."""
+    return " ".join(str(error).split())
+
+
 def refuse_unsafe_server(connection: Connection) -> None:
     """Raises UnsafeDatabase, naming the setting, where a commit could be lost or the log's
     privileges do not exist."""
     if connection.info.server_version < SERVER_VERSION_MIN:
         raise UnsafeDatabase(
-            f"PostgreSQL {SERVER_VERSION_MIN // 10_000} or newer is needed (MAINTAIN privilege); "
-            f"this is {connection.info.server_version // 10_000}"
+            f"GRIDLINE_DATABASE_URL: PostgreSQL {SERVER_VERSION_MIN // 10_000} or newer is needed "
+            f"(MAINTAIN privilege); this is {connection.info.server_version // 10_000}"
         )
     rows = connection.execute(
         "SELECT name, setting FROM pg_settings WHERE name = ANY(%s) ORDER BY name",
@@ -65,8 +87,8 @@ def refuse_unsafe_server(connection: Connection) -> None:
     ]
     if unsafe:
         raise UnsafeDatabase(
-            f"PostgreSQL runs with {', '.join(unsafe)}: an acknowledged charge could be lost. "
-            "Set each to on"
+            f"GRIDLINE_DATABASE_URL: PostgreSQL runs with {', '.join(unsafe)}: an acknowledged "
+            "charge could be lost. Set each to on"
         )
 
 

@@ -7,6 +7,8 @@ text is drawn here, handed to the caller once, and never kept or logged.
 from __future__ import annotations
 
 import hashlib
+import os
+import pwd
 import secrets
 import uuid
 from collections.abc import Iterable, Iterator
@@ -15,10 +17,12 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from adapters.bootstrap import control_plane
 from adapters.embedded.private_file import write_private
 from adapters.event_log.postgres import Connection
-from adapters.settings import Settings
+from adapters.settings import Settings, Unusable, is_operator_name
 from domain.commands.accounts import (
     GrantCredit,
     KeySecret,
@@ -35,6 +39,7 @@ from domain.commands.accounts import (
     revoke_key,
 )
 from domain.commands.work import LoseAttempt, lose_attempt
+from domain.errors import InvalidRequest
 from domain.ledger.account import AccountLimits
 from domain.ledger.key_spend import SpendLimits
 from domain.ledger.money import nano_usd
@@ -67,10 +72,12 @@ class OpenedAccount:
 
 
 class Operator:
-    """The actions of one process, each a command of its own in the log."""
+    """The actions of one process, each a command of its own in the log, with the `name` of who
+    ordered it."""
 
-    def __init__(self, writer: CommandWriter) -> None:
+    def __init__(self, writer: CommandWriter, *, name: str = "") -> None:
         self._writer = writer
+        self._actor = f"system:operator:{name}" if name else "system:operator"
 
     def open_account(
         self,
@@ -80,10 +87,10 @@ class Operator:
         limits: AccountLimits,
         api_key: str | None = None,
     ) -> OpenedAccount:
-        """An account with credit and one key. Raises ValueError for what is no e-mail address or no
-        credit."""
+        """An account with credit and one key. Raises InvalidRequest for what is no e-mail address
+        or no credit."""
         if not 1 <= len(email) <= EMAIL_CHARACTERS_MAX or not email.isprintable():
-            raise ValueError(
+            raise InvalidRequest(
                 f"The e-mail address must have 1 to {EMAIL_CHARACTERS_MAX} printable characters"
             )
         credit_nano_usd = _credit(credit_usd, least_nano_usd=0)
@@ -118,7 +125,7 @@ class Operator:
         return key
 
     def grant(self, *, account_id: str, credit_usd: str, reason: str) -> None:
-        """Adds credit. Raises NotFound, and ValueError for what is no positive amount."""
+        """Adds credit. Raises NotFound, and InvalidRequest for what is no positive amount."""
         amount_nano_usd = _credit(credit_usd, least_nano_usd=1)
         self._run(
             grant_credit,
@@ -136,7 +143,7 @@ class Operator:
         self._run(revoke_key, RevokeKey(key_id=key_id))
 
     def limit_key(self, key_id: str, *, daily_usd: str | None, total_usd: str | None) -> None:
-        """Puts spend limits in force, None for no limit. Raises NotFound, ValueError."""
+        """Puts spend limits in force, None for no limit. Raises NotFound."""
         limits = SpendLimits(
             daily_nano_usd=None if daily_usd is None else nano_usd(daily_usd),
             total_nano_usd=None if total_usd is None else nano_usd(total_usd),
@@ -148,21 +155,13 @@ class Operator:
         for attempt in attempts:
             self._run(lose_attempt, LoseAttempt(attempt=attempt))
 
-    def publish_prices(self, prices_file: str) -> None:
-        """Publishes a price file, or with "" the list that ships with the product; the same list
-        again changes nothing. Raises pydantic.ValidationError, InvalidRequest."""
-        text = (
-            Path(prices_file).read_text(encoding="utf-8")
-            if prices_file
-            else resources.files("domain.ledger")
-            .joinpath("prices.json")
-            .read_text(encoding="utf-8")
-        )
-        self._run(publish_prices, PublishPrices(prices=PriceList.from_json(text)))
+    def publish_prices(self, prices: PriceList) -> None:
+        """Puts a list in force; the same list again changes nothing. Raises InvalidRequest."""
+        self._run(publish_prices, PublishPrices(prices=prices))
 
     def _run(self, handler: Handler[C, R], command: C) -> R:
         context = CommandContext(
-            actor="system:operator",
+            actor=self._actor,
             correlation_id=f"operator_{uuid.uuid4().hex}",
             causation=type(command).__name__,
             command_id=uuid.uuid4().hex,
@@ -172,17 +171,43 @@ class Operator:
 
 @contextmanager
 def open_operator(settings: Settings) -> Iterator[Operator]:
-    """An operator with a writer of its own on the settings' database. Raises UnsafeDatabase and
-    psycopg.OperationalError."""
+    """An operator with a writer of its own on the settings' database. Raises Unusable."""
     with control_plane(settings) as plane:
-        yield Operator(plane.writer)
+        yield Operator(plane.writer, name=settings.operator or _login_name())
+
+
+def _login_name() -> str:
+    """The user that runs this, as the operating system calls them; "" in a container without."""
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return ""
+    return name if is_operator_name(name) else ""
+
+
+def shipped_prices() -> PriceList:
+    """The list that comes with the product."""
+    shipped = resources.files("domain.ledger").joinpath("prices.json")
+    return PriceList.from_json(shipped.read_text(encoding="utf-8"))
+
+
+def read_prices(file: Path) -> PriceList:
+    """A list of the operator's own. Raises Unusable, naming the field."""
+    try:
+        return PriceList.from_json(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unusable(f"price file {file}: {error}") from None
+    except ValidationError as invalid:
+        first = invalid.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise Unusable(f"price file {file}: {place or 'it'}: {first['msg']}") from None
 
 
 def _credit(usd: str, *, least_nano_usd: int) -> int:
     amount_nano_usd = nano_usd(usd)
     if not least_nano_usd <= amount_nano_usd <= nano_usd(CREDIT_USD_MAX):
         lowest = "0" if least_nano_usd == 0 else "more than 0"
-        raise ValueError(f"Credit is from {lowest} to {CREDIT_USD_MAX:,} USD, not {usd}")
+        raise InvalidRequest(f"Credit is from {lowest} to {CREDIT_USD_MAX:,} USD, not {usd}")
     return amount_nano_usd
 
 

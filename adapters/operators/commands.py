@@ -1,16 +1,17 @@
 """The actions behind `gridlined`: one function a command, each opens what it needs and prints.
 
-`cli.py` calls `run` with the parsed command line. Operators' commands take the connection from
-`--data DIR` (the directory of a running `gridlined up`) or from GRIDLINE_DATABASE_URL. Printing is
-allowed here, as the place where results meet people.
+`cli.py` calls them with what was typed. The database is that of `--data DIR` (the directory of a
+running `gridlined up`) or GRIDLINE_DATABASE_URL's. What cannot be done as asked is a GridlineError,
+what is not there an Unusable; `cli.py` tells either. Printing is allowed here, as the place where
+results meet people.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-from argparse import Namespace
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,123 +21,156 @@ import psycopg
 from adapters.audit import verify as audit
 from adapters.clock import clock_of
 from adapters.embedded.postgres import Postgres
-from adapters.embedded.process import CannotStart
 from adapters.embedded.supervisor import Supervisor
 from adapters.event_log.event_store import decode
-from adapters.event_log.migrate import MigrationRefused, migrate
-from adapters.event_log.postgres import UnsafeDatabase, connect
+from adapters.event_log.migrate import migrate, refuse_other_schema
+from adapters.event_log.postgres import Connection, connect, reach, told
 from adapters.objects import open_store
-from adapters.operators.actions import open_operator
-from adapters.settings import Settings, process_environment
-from domain.errors import GridlineError
+from adapters.operators.actions import Operator, open_operator, read_prices, shipped_prices
+from adapters.settings import Settings, Unusable, process_environment
+from adapters.telemetry import configure_logging
+from domain.errors import GridlineError, InvalidRequest
 from domain.ledger.account import AccountLimits
 from domain.ledger.money import usd_text
-from domain.limits import OPEN_BATCHES_NEW_ACCOUNT, OPEN_FINE_TUNES_NEW_ACCOUNT
-from domain.ports import Objects
 from projections.direct import heartbeats
 from projections.follower import Follower
 from projections.money import keys
 from projections.registry import FOLLOWING, INLINE
 from projections.work import open_work as work
 
-Action = Callable[[Namespace, Settings], None]
-
 FOLLOWERS_PATIENCE_SECONDS = 10.0
 """For which an audit waits for what follows the log."""
 
 
-def run(options: Namespace) -> str | int:
-    """What `sys.exit` is to be given: 0, or a message that says why not."""
-    action = ACTIONS[options.command, getattr(options, "action", None)]
-    try:
-        action(options, _settings(options))
-    except (CannotStart, GridlineError, MigrationRefused, UnsafeDatabase, ValueError) as error:
-        return f"gridlined: {error}"
-    except psycopg.OperationalError as error:
-        return f"gridlined: the database cannot be reached; is `gridlined up` running? {error}"
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
-def _settings(options: Namespace) -> Settings:
-    settings = Settings.from_environment(process_environment())
-    if options.command == "up":
-        return settings
-    if options.data is not None:
-        if not (options.data / "postgres").is_dir():
-            raise ValueError(f"{options.data} is not the data directory of a `gridlined up`")
-        server = Postgres(options.data)
-        url = server.owner_url if options.command == "migrate" else server.application_url
-        objects = settings.object_store_url or (options.data / "objects").absolute().as_uri()
-        settings = replace(settings, database_url=url, object_store_url=objects)
-    if not settings.database_url:
-        raise ValueError("Name the database: --data DIR, or GRIDLINE_DATABASE_URL")
-    return settings
-
-
-def _up(options: Namespace, settings: Settings) -> None:
-    key_file: Path = options.data / "api-key"
+def up(*, data: Path, port: int, ready_file: Path | None) -> None:
+    """Returns when it was told to stop."""
+    settings = _environment()
+    prices = read_prices(Path(settings.prices_file)) if settings.prices_file else shipped_prices()
 
     def prepare(mine: Settings) -> str:
-        with (
-            open_operator(mine) as operator,
-            connect(mine.database_url, name="gridlined") as connection,
-        ):
-            operator.publish_prices(mine.prices_file)
+        with open_operator(mine) as operator, _connection(mine) as connection:
+            operator.publish_prices(prices)
             # Whoever was heard of here died with the last supervisor: ready means a living runner,
             # and no work waits for the lease of a dead one to end.
             for runner in heartbeats.list_all(connection):
                 heartbeats.delete(connection, runner.runner_id)
             operator.give_up([assigned.attempt for assigned in work.assigned(connection)])
-            return operator.open_first_account(connection, key_file)
+            return operator.open_first_account(connection, data / "api-key")
 
     Supervisor(
-        directory=options.data,
-        port=options.port,
-        ready_file=options.ready_file,
+        directory=data,
+        port=port,
+        ready_file=ready_file,
         settings=settings,
         say=_say,
         prepare=prepare,
     ).run(process_environment())
 
 
-def _accounts_create(options: Namespace, settings: Settings) -> None:
-    limits = AccountLimits(
-        open_fine_tunes=_given(options.open_fine_tunes, OPEN_FINE_TUNES_NEW_ACCOUNT),
-        open_batches=_given(options.open_batches, OPEN_BATCHES_NEW_ACCOUNT),
-    )
-    with open_operator(settings) as operator:
-        opened = operator.open_account(
-            email=options.email, credit_usd=options.credit_usd, limits=limits
-        )
-    _show(options, asdict(opened))
+def accounts_create(
+    *,
+    email: str,
+    credit_usd: str,
+    open_fine_tunes: int,
+    open_batches: int,
+    data: Path | None,
+    as_json: bool,
+) -> None:
+    limits = AccountLimits(open_fine_tunes=open_fine_tunes, open_batches=open_batches)
+    with _operator(data) as operator:
+        opened = operator.open_account(email=email, credit_usd=credit_usd, limits=limits)
+    _show(asdict(opened), as_json=as_json)
 
 
-def _accounts_grant(options: Namespace, settings: Settings) -> None:
-    with open_operator(settings) as operator:
-        operator.grant(
-            account_id=options.account, credit_usd=options.credit_usd, reason=options.reason
-        )
-    _show(options, {"account_id": options.account, "granted_usd": options.credit_usd})
+def accounts_grant(
+    *, account_id: str, credit_usd: str, reason: str, data: Path | None, as_json: bool
+) -> None:
+    with _operator(data) as operator:
+        operator.grant(account_id=account_id, credit_usd=credit_usd, reason=reason)
+    _show({"account_id": account_id, "granted_usd": credit_usd}, as_json=as_json)
 
 
-def _keys_create(options: Namespace, settings: Settings) -> None:
-    with open_operator(settings) as operator:
-        key_id, key = operator.create_key(account_id=options.account, name=options.name)
-    _show(options, {"key_id": key_id, "api_key": key})
+def keys_create(*, account_id: str, name: str, data: Path | None, as_json: bool) -> None:
+    with _operator(data) as operator:
+        key_id, key = operator.create_key(account_id=account_id, name=name)
+    _show({"key_id": key_id, "api_key": key}, as_json=as_json)
 
 
-def _keys_list(options: Namespace, settings: Settings) -> None:
+def keys_list(*, account_id: str, data: Path | None, as_json: bool) -> None:
+    settings = _settings(data)
     today = clock_of(settings).now().date()
-    with connect(settings.database_url, name="gridlined") as connection:
-        listed = keys.list_all(connection, account_id=options.account, day=today)
-    if options.json:
+    with _connection(settings) as connection:
+        listed = keys.list_all(connection, account_id=account_id, day=today)
+    if as_json:
         _say(json.dumps([_key_facts(key) for key in listed]))
-    for key in () if options.json else listed:
+    for key in () if as_json else listed:
         state = "revoked" if key.revoked_at else f"{key.prefix}…  {key.name}"
         spent = f"{usd_text(key.total_nano_usd)} USD, today {usd_text(key.day_nano_usd)} USD"
         _say(f"{key.id}  {state}  spent {spent}")
+
+
+def keys_revoke(*, key_id: str, data: Path | None, as_json: bool) -> None:
+    with _operator(data) as operator:
+        operator.revoke_key(key_id)
+    _show({"key_id": key_id, "revoked": True}, as_json=as_json)
+
+
+def keys_limit(
+    *, key_id: str, daily_usd: str | None, total_usd: str | None, data: Path | None, as_json: bool
+) -> None:
+    with _operator(data) as operator:
+        operator.limit_key(key_id, daily_usd=daily_usd, total_usd=total_usd)
+    limits = {"daily_usd": daily_usd, "total_usd": total_usd}
+    _show({"key_id": key_id, **limits}, as_json=as_json)
+
+
+def prices_publish(*, file: Path | None, data: Path | None, as_json: bool) -> None:
+    prices = shipped_prices() if file is None else read_prices(file)
+    with _operator(data) as operator:
+        operator.publish_prices(prices)
+    published = "the list that ships" if file is None else str(file)
+    _show({"published": published}, as_json=as_json)
+
+
+def migrate_database(*, data: Path | None, as_json: bool) -> None:
+    settings = _settings(data, as_owner=True)
+    with _told_database():
+        applied = list(migrate(settings.database_url))
+    _show({"applied": applied}, as_json=as_json)
+
+
+def rebuild(*, names: Sequence[str], data: Path | None, as_json: bool) -> None:
+    settings = _settings(data)
+    known = {projection.name: projection for projection in (*INLINE, *FOLLOWING)}
+    unknown = sorted(set(names) - known.keys())
+    if unknown:
+        raise InvalidRequest(f"No read model {', '.join(unknown)}; there are {', '.join(known)}")
+    with _connection(settings):
+        follower = Follower(
+            partial(connect, settings.database_url, name="gridlined"), decode, tuple(known.values())
+        )
+        for name in names or known:
+            events = follower.rebuild(known[name])
+            _say(json.dumps({"name": name, "events": events}) if as_json else f"{name}: {events}")
+
+
+def audit_verify(*, objects: bool, data: Path | None, as_json: bool) -> None:
+    settings = _settings(data)
+    settings.require("object_store_url") if objects else None
+    with _connection(settings) as connection:
+        end = audit.wait_for_followers(connection, patience_seconds=FOLLOWERS_PATIENCE_SECONDS)
+        report = audit.verify(connection, now=clock_of(settings).now(), followed_through=end)
+        if objects:
+            store = open_store(settings.object_store_url)
+            report = asyncio.run(audit.with_objects(report, connection, store))
+    for line in [json.dumps(report.to_wire())] if as_json else report.lines():
+        _say(line)
+    if not report.passed:
+        raise LedgerDiffers("The ledger differs from its log")
+
+
+class LedgerDiffers(GridlineError):
+    """The audit found a difference, and has told which."""
 
 
 def _key_facts(key: keys.KeyRow) -> dict[str, object]:
@@ -151,64 +185,52 @@ def _key_facts(key: keys.KeyRow) -> dict[str, object]:
     }
 
 
-def _keys_revoke(options: Namespace, settings: Settings) -> None:
-    with open_operator(settings) as operator:
-        operator.revoke_key(options.key_id)
-    _show(options, {"key_id": options.key_id, "revoked": True})
+def _environment() -> Settings:
+    settings = Settings.from_environment(process_environment())
+    configure_logging("gridlined", level=settings.log_level)
+    return settings
 
 
-def _keys_limit(options: Namespace, settings: Settings) -> None:
-    with open_operator(settings) as operator:
-        operator.limit_key(options.key_id, daily_usd=options.daily_usd, total_usd=options.total_usd)
-    limits = {"daily_usd": options.daily_usd, "total_usd": options.total_usd}
-    _show(options, {"key_id": options.key_id, **limits})
+def _settings(data: Path | None, *, as_owner: bool = False) -> Settings:
+    settings = _environment()
+    if data is not None:
+        if not (data / "postgres").is_dir():
+            raise Unusable(f"--data {data} is not the data directory of a `gridlined up`")
+        server = Postgres(data)
+        return replace(
+            settings,
+            database_url=server.owner_url if as_owner else server.application_url,
+            object_store_url=settings.object_store_url or (data / "objects").absolute().as_uri(),
+        )
+    if not settings.database_url:
+        raise Unusable("Name the database: --data DIR, or GRIDLINE_DATABASE_URL")
+    return settings
 
 
-def _prices_publish(options: Namespace, settings: Settings) -> None:
-    with open_operator(settings) as operator:
-        operator.publish_prices(options.file)
-    _show(options, {"published": options.file or "the list that ships"})
+@contextmanager
+def _operator(data: Path | None) -> Iterator[Operator]:
+    with _told_database(), open_operator(_settings(data)) as operator:
+        yield operator
 
 
-def _migrate(options: Namespace, settings: Settings) -> None:
-    _show(options, {"applied": list(migrate(settings.database_url))})
+@contextmanager
+def _connection(settings: Settings) -> Iterator[Connection]:
+    with _told_database(), reach(settings.database_url, name="gridlined") as connection:
+        refuse_other_schema(connection)
+        yield connection
 
 
-def _rebuild(options: Namespace, settings: Settings) -> None:
-    known = {projection.name: projection for projection in (*INLINE, *FOLLOWING)}
-    unknown = sorted(set(options.projection) - known.keys())
-    if unknown:
-        raise ValueError(f"No read model {', '.join(unknown)}; there are {', '.join(known)}")
-    runner = Follower(
-        partial(connect, settings.database_url, name="gridlined"), decode, tuple(known.values())
-    )
-    for name in options.projection or known:
-        events = runner.rebuild(known[name])
-        _say(json.dumps({"name": name, "events": events}) if options.json else f"{name}: {events}")
+@contextmanager
+def _told_database() -> Iterator[None]:
+    """A database that goes away in the middle is told as one that was not there."""
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        raise Unusable(f"GRIDLINE_DATABASE_URL: {told(error)}") from error
 
 
-def _audit_verify(options: Namespace, settings: Settings) -> None:
-    with connect(settings.database_url, name="gridlined") as connection:
-        end = audit.wait_for_followers(connection, patience_seconds=FOLLOWERS_PATIENCE_SECONDS)
-        report = audit.verify(connection, now=clock_of(settings).now(), followed_through=end)
-    for line in [json.dumps(report.to_wire())] if options.json else report.lines():
-        _say(line)
-    if not report.passed:
-        raise ValueError("the ledger differs from its log")
-
-
-def _store(settings: Settings) -> Objects:
-    if not settings.object_store_url:
-        raise ValueError("Name the object store: GRIDLINE_OBJECT_STORE_URL")
-    return open_store(settings.object_store_url)
-
-
-def _given(value: int | None, otherwise: int) -> int:
-    return otherwise if value is None else value
-
-
-def _show(options: Namespace, facts: Mapping[str, object]) -> None:
-    if options.json:
+def _show(facts: Mapping[str, object], *, as_json: bool) -> None:
+    if as_json:
         _say(json.dumps(facts))
     else:
         for name, value in facts.items():
@@ -219,18 +241,3 @@ def _say(text: str) -> None:
     # The terminal may be gone; that is no reason to leave anything half done.
     with suppress(BrokenPipeError):
         print(text, flush=True)
-
-
-ACTIONS: Mapping[tuple[str, str | None], Action] = {
-    ("up", None): _up,
-    ("accounts", "create"): _accounts_create,
-    ("accounts", "grant"): _accounts_grant,
-    ("keys", "create"): _keys_create,
-    ("keys", "list"): _keys_list,
-    ("keys", "revoke"): _keys_revoke,
-    ("keys", "limit"): _keys_limit,
-    ("prices", "publish"): _prices_publish,
-    ("migrate", None): _migrate,
-    ("rebuild", None): _rebuild,
-    ("audit", "verify"): _audit_verify,
-}

@@ -6,20 +6,23 @@ published price is exact (`docs/decisions/0002-money.md`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from decimal import Decimal
 
 NANO_USD_PER_USD = 1_000_000_000
 TOKENS_PER_RATE_UNIT = 1_000_000
 
+_PLAIN_DECIMAL = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?")
+
 
 def nano_usd(usd: str | Decimal | int) -> int:
-    """The exact nano-USD of a decimal amount of USD. Raises ValueError if it is no amount, or not
-    exact."""
-    try:
-        scaled = Decimal(usd) * NANO_USD_PER_USD
-    except ArithmeticError:
-        raise ValueError(f"{usd!r} is no amount of USD") from None
+    """The exact nano-USD of an amount of USD. A text is plain decimal digits: Python would take
+    separators, exponents and other alphabets' digits too. Raises ValueError if it is no amount, or
+    not exact."""
+    if isinstance(usd, str) and not _PLAIN_DECIMAL.fullmatch(usd):
+        raise ValueError(f"{usd!r} is no amount of USD in decimal digits")
+    scaled = Decimal(usd) * NANO_USD_PER_USD
     if not scaled.is_finite() or scaled != scaled.to_integral_value():
         raise ValueError(f"{usd} USD is not a whole number of nano-USD")
     return int(scaled)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
@@ -36,10 +35,7 @@ NEW_LIST = "new price list"
 def _exact_nano_usd(value: object) -> object:
     if not isinstance(value, str):
         return value
-    try:
-        return money.nano_usd(Decimal(value))
-    except InvalidOperation:
-        raise ValueError("a price is a decimal string of USD") from None
+    return money.nano_usd(value)
 
 
 NanoUsd = Annotated[int, BeforeValidator(_exact_nano_usd), Field(ge=0, strict=True)]

@@ -16,7 +16,7 @@ from typing import Any
 
 from adapters import kafka
 from adapters.bootstrap import ControlPlane, worker_plane
-from adapters.operators.actions import OpenedAccount, Operator
+from adapters.operators.actions import OpenedAccount, Operator, shipped_prices
 from adapters.settings import Settings
 from adapters.worker.worker import Worker
 from domain.catalog import CATALOG
@@ -436,7 +436,7 @@ async def running_worker(
     await kafka.ensure_topics(settings)
     with worker_plane(settings) as plane:
         operator = Operator(plane.writer)
-        operator.publish_prices("")
+        operator.publish_prices(shipped_prices())
         limits = AccountLimits(open_fine_tunes=3, open_batches=10)
         account = operator.open_account(email="a@b.c", credit_usd=credit_usd, limits=limits)
         rig = Rig(settings, plane, account, clock_file)
