@@ -151,6 +151,9 @@ class Settings:
     """Where the API listens."""
     port: Port = 8080
     """Where the API listens; 0 picks a free one."""
+    listen_fd: Annotated[int, Number, Field(ge=0)] = 0
+    """The number of a listening socket that the API inherits from who starts it, so that none is
+    refused while it is started again; 0: it opens one itself."""
     public_url: Annotated[str, AfterValidator(_public_url)] = ""
     """What clients reach the API by, if not http://host:port."""
     metrics_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"

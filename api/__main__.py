@@ -71,11 +71,13 @@ def _listening(settings: Settings) -> socket.socket:
     """Bound before the server starts, so that a taken port is an error and not a log line. Raises
     Unusable."""
     try:
+        if settings.listen_fd:
+            return socket.socket(fileno=settings.listen_fd)
         return socket.create_server((settings.host, settings.port), backlog=BACKLOG)
     except OSError as error:
         raise Unusable(
-            f"GRIDLINE_HOST={settings.host!r} and GRIDLINE_PORT={settings.port} cannot be listened "
-            f"at: {error.strerror}"
+            f"GRIDLINE_HOST={settings.host!r} and GRIDLINE_PORT={settings.port} "
+            f"(GRIDLINE_LISTEN_FD={settings.listen_fd}) cannot be listened at: {error.strerror}"
         ) from error
 
 

@@ -84,12 +84,13 @@ def launch(
     environment: Mapping[str, str] = BARE_ENVIRONMENT,
     death_signal: signal.Signals = signal.SIGKILL,
     identity: Sequence[str] = (),
-    directory: Path | None = None,
+    inherited: Sequence[int] = (),
 ) -> Child:
     """Starts a program in a session of its own (a terminal's Ctrl-C reaches only the supervisor).
 
     `death_signal` is what it gets when this process dies; `identity` are the options of
-    `launch.py` that give up root. Raises OSError.
+    `launch.py` that give up root; `inherited` are files that stay open in it under their numbers.
+    Raises OSError.
     """
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
@@ -101,7 +102,7 @@ def launch(
             stdout=output,
             stderr=subprocess.STDOUT,
             env=dict(environment),
-            cwd=directory,
+            pass_fds=inherited,
             start_new_session=True,
         )
     return Child(name=name, process=process, log=log)
@@ -118,15 +119,14 @@ def launcher_command(
     return [*launcher, f"--death-signal={int(death_signal)}", *identity, "--", *command]
 
 
-def stop_together(children: Sequence[Child], *, patience_seconds: float) -> None:
-    """Asks all of them to end, gives them this long between them, then kills what is left."""
+def ask_to_end(children: Sequence[Child], *, patience_seconds: float) -> None:
+    """Asks all of them to end and gives them this long between them."""
     deadline = time.monotonic() + patience_seconds
     for child in children:
         if child.process.poll() is None:
             child.process.send_signal(signal.SIGTERM)
     for child in children:
         child.ended(within_seconds=max(0.0, deadline - time.monotonic()))
-        child.kill_group()
 
 
 def free_port() -> int:

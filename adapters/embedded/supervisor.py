@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
@@ -27,7 +27,7 @@ from typing import NoReturn, TextIO
 from adapters.embedded.broker import Broker
 from adapters.embedded.postgres import Postgres
 from adapters.embedded.private_file import write_private
-from adapters.embedded.process import CannotStart, Child, free_port, launch, stop_together
+from adapters.embedded.process import CannotStart, Child, ask_to_end, launch
 from adapters.event_log.migrate import migrate
 from adapters.settings import Settings
 
@@ -42,12 +42,15 @@ BROKER_CLIENTS = frozenset({"worker", "runner"})
 
 READY_SECONDS_MAX = 120.0
 READY_POLL_SECONDS = 0.1
-READY_ANSWER_SECONDS_MAX = 5.0
+READY_ANSWER_SECONDS_MAX = 1.0
+BACKLOG = 2048
+"""Connections that wait while the API is started again."""
+FRONT = frozenset({"api", "runner"})
+"""Who is told first of a planned stop: what they finish, the others still take in."""
 START_DEATHS_MAX = 4
 """A program that ends this often before anything is ready would only go on so."""
-STOP_SECONDS = 4.0
-DRAIN_SECONDS = 2.0
-"""Who presses Ctrl-C waits for a runner's short work, and no longer."""
+HURRIED_SECONDS = 2.0
+"""Who presses Ctrl-C waits for short work, and no longer."""
 BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 """The waits before a program's next starts; the last one is repeated."""
 STEADY_SECONDS = 60.0
@@ -60,6 +63,10 @@ Prepare = Callable[[Settings], str]
 
 class _Stop(BaseException):
     """Somebody asked us to end. Not an Exception, so that nothing on the way swallows it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.is_hurried = number == signal.SIGINT
 
 
 class Supervisor:
@@ -86,6 +93,7 @@ class Supervisor:
         self._broker = Broker(self._directory)
         self._operator_settings = settings
         self._port = port
+        self._listener: socket.socket | None = None
         self._programs: dict[str, Child] = {}
         self._deaths: dict[str, int] = {}
         self._started_at: dict[str, float] = {}
@@ -101,12 +109,15 @@ class Supervisor:
                 self._ready_file.unlink(missing_ok=True)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, _raise_stop)
+            patience = HURRIED_SECONDS
             try:
                 self._supervise(environment, self._start(environment))
-            except _Stop:
+            except _Stop as stop:
+                if not stop.is_hurried:
+                    patience = self._operator_settings.stop_seconds
                 self._say("Stopping …")
             finally:
-                self._stop()
+                self._stop(patience_seconds=patience)
 
     @property
     def base_url(self) -> str:
@@ -115,14 +126,16 @@ class Supervisor:
 
     @property
     def _root_url(self) -> str:
-        return self._operator_settings.public_url or f"http://127.0.0.1:{self._port}"
+        return self._operator_settings.public_url or f"http://{self._address}:{self._port}"
 
     @property
-    def _console_url(self) -> str:
-        return f"{self._root_url}/console/"
+    def _address(self) -> str:
+        host = self._operator_settings.host
+        return "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104
 
     def _start(self, environment: Mapping[str, str]) -> str:
-        self._port = _claim_port(self._port)
+        self._listener = _listen(self._operator_settings.host, self._port)
+        self._port = self._listener.getsockname()[1]
         began = time.monotonic()
         self._say(f"Data directory {self._directory}")
         self._say("Starting PostgreSQL …")
@@ -154,28 +167,32 @@ class Supervisor:
             object_store_url=mine.object_store_url or (self._directory / "objects").as_uri(),
             weights_dir=mine.weights_dir or str(self._directory / "weights"),
             engines_python=mine.engines_python or (str(beside) if beside.exists() else ""),
-            drain_seconds=min(mine.drain_seconds, DRAIN_SECONDS),
+            drain_seconds=min(mine.drain_seconds, mine.stop_seconds),
             port=self._port,
             public_url=self._root_url,
         )
 
     def _launch(self, name: str, environment: Mapping[str, str]) -> None:
-        settings = self._settings()
+        settings, inherited = self._settings(), list[int]()
         if settings.metrics_port and name in METRICS_PORTS:
             port = settings.metrics_port + METRICS_PORTS.index(name)
             settings = dataclasses.replace(settings, metrics_port=port)
+        if name == "api" and self._listener is not None:
+            inherited.append(self._listener.fileno())
+            settings = dataclasses.replace(settings, listen_fd=self._listener.fileno())
         self._programs[name] = launch(
             name,
             [sys.executable, *self._commands[name]],
             log=self._directory / "logs" / f"{name}.log",
             environment={**environment, **settings.to_environment()},
+            inherited=inherited,
         )
         self._started_at[name] = time.monotonic()
         self._due.pop(name, None)
 
     def _await_ready(self, environment: Mapping[str, str]) -> None:
         deadline = time.monotonic() + READY_SECONDS_MAX
-        while not _answers_ready(self._port):
+        while not _answers_ready(self._address, self._port):
             if time.monotonic() > deadline:
                 raise CannotStart(
                     f"Not ready after {READY_SECONDS_MAX:.0f} s; see {self._directory / 'logs'}"
@@ -251,25 +268,31 @@ class Supervisor:
             "base_url": self.base_url,
             "api_key": api_key,
             "pid": os.getpid(),
-            "console_url": self._console_url,
             "data_dir": str(self._directory),
             "processes": pids,
         }
         write_private(self._ready_file, json.dumps(ready))
 
-    def _stop(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+    def _stop(self, *, patience_seconds: float) -> None:
         if self._ready_file is not None:
             self._ready_file.unlink(missing_ok=True)
-        stop_together(list(self._programs.values()), patience_seconds=STOP_SECONDS)
+        if self._listener is not None:
+            self._listener.close()
+        with suppress(_Stop):  # who asks again does not want to wait
+            front = [child for name, child in self._programs.items() if name in FRONT]
+            ask_to_end(front, patience_seconds=patience_seconds)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        ask_to_end(list(self._programs.values()), patience_seconds=HURRIED_SECONDS)
+        for child in self._programs.values():
+            child.kill_group()
         self._broker.stop()
         self._postgres.stop()
         self._say("Stopped.")
 
 
 def _raise_stop(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
-    raise _Stop
+    raise _Stop(number)
 
 
 def _lock(directory: Path) -> TextIO:
@@ -288,19 +311,15 @@ def _lock(directory: Path) -> TextIO:
     return held
 
 
-def _claim_port(port: int) -> int:
-    if port == 0:
-        return free_port()
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise CannotStart(
-                f"Port {port} cannot be had ({error.strerror}); choose another with --port, "
-                "or 0 for any that is free"
-            ) from error
-    return port
+def _listen(host: str, port: int) -> socket.socket:
+    """Ours for as long as we run, so that connections wait while the API is started again."""
+    try:
+        return socket.create_server((host, port), backlog=BACKLOG)
+    except OSError as error:
+        raise CannotStart(
+            f"Port {port} of {host} cannot be had ({error.strerror}); choose another with --port, "
+            "or 0 for any that is free"
+        ) from error
 
 
 def _wait_for_a_death(children: Sequence[Child], *, seconds: float | None) -> None:
@@ -314,8 +333,8 @@ def _wait_for_a_death(children: Sequence[Child], *, seconds: float | None) -> No
         selector.select(seconds)
 
 
-def _answers_ready(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=READY_ANSWER_SECONDS_MAX)
+def _answers_ready(host: str, port: int) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=READY_ANSWER_SECONDS_MAX)
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status == http.HTTPStatus.OK

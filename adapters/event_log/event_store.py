@@ -71,6 +71,15 @@ _SELECT_POSITIONS = """
     SELECT application_name, notification_id FROM gridline_tracking
     WHERE application_name = ANY(%s)
 """
+_INSERT_EVENTS = """
+    INSERT INTO gridline_events (originator_id, originator_version, topic, state)
+    SELECT originator_id, originator_version, topic, state
+    FROM unnest(%s::stored_event_text[])
+    ON CONFLICT (originator_id, originator_version) DO NOTHING
+    RETURNING notification_id
+"""
+"""The library's own, but that a stream which has moved on is no error of the server, which would
+log it: two processes that change one stream at once are ordinary."""
 _SET_POSITION = """
     INSERT INTO gridline_tracking AS t (application_name, notification_id)
     VALUES (%(name)s, %(position)s)
@@ -184,10 +193,10 @@ class LogRecorder(PostgresApplicationRecorder):
         self,
         datastore: PostgresDatastore,
         *,
-        events_table_name: str = EVENTS_TABLE,
         projections: Sequence[Projection] = (),
     ) -> None:
-        super().__init__(datastore, events_table_name=events_table_name)
+        super().__init__(datastore, events_table_name=EVENTS_TABLE)
+        self.insert_events_statement = sql.Composed([sql.SQL(_INSERT_EVENTS)])
         self._projections = projections
 
     def insert_events(
@@ -209,6 +218,8 @@ class LogRecorder(PostgresApplicationRecorder):
                 self._insert_stored_events(cursor, stored_events)
                 pipeline.sync()
                 positions = [row["notification_id"] for row in cursor.fetchall()]
+                if len(positions) < len(stored_events):
+                    raise IntegrityError("a stream has moved on")
             else:
                 self._lock_table(cursor)
             try:

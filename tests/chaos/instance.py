@@ -120,7 +120,7 @@ class Instance:
         """Ends it in order, so that PostgreSQL gives its shared memory back, and then whatever
         still runs of it."""
         if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
+            self.process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=STOPPED_SECONDS_MAX)
         for process in self.processes():

@@ -7,14 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psutil
 import pytest
+
+from tests.integration.supervised_instance import STUBBORN_RUNNER
 
 SECONDS_MAX = 20.0
 NAMES = {"postgres", "broker", "api", "worker", "runner"}
@@ -157,3 +161,46 @@ def test_a_program_that_cannot_start_is_named_with_its_last_words(quick_path: Pa
     output, _ = instance.process.communicate(timeout=SECONDS_MAX)
     assert instance.process.returncode == 1
     assert b"does not start:\nbroken on purpose" in output
+
+
+def test_requests_wait_while_the_api_is_started_again(instance: Instance) -> None:
+    """Sent without a pause while it is killed three times: none is refused a connection."""
+    root = instance.ready["base_url"].removesuffix("/openai/v1")
+    before, served_by, refused = instance.pids["api"], set[str](), list[Exception]()
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            try:
+                served_by.add(httpx2.get(root, timeout=SECONDS_MAX).text)
+            except httpx2.ConnectError as error:
+                refused.append(error)
+            except httpx2.TransportError:
+                pass  # it died with this request in its hands
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for _ in range(3):
+            before = instance.pids["api"]
+            wait_until(lambda: str(instance.pids["api"]) in served_by)
+            os.kill(before, signal.SIGKILL)
+            wait_until(lambda: instance.pids["api"] != before)  # noqa: B023
+        wait_until(lambda: str(instance.pids["api"]) in served_by)
+    finally:
+        stop.set()
+        asking.join()
+    assert refused == []
+
+
+def test_a_planned_stop_lets_work_end_before_what_takes_it_in_and_a_second_one_hurries(
+    quick_path: Path,
+) -> None:
+    instance = start(quick_path, STUBBORN_RUNNER)
+    wait_until(instance.ready_file.exists)
+    pids, log = instance.pids, instance.directory / "logs" / "runner.log"
+    instance.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "asked to end" in log.read_text() and not psutil.pid_exists(pids["api"]))
+    assert all(psutil.pid_exists(pids[name]) for name in NAMES - {"api"})
+    assert end(instance, number=signal.SIGTERM)[0] == 0
+    assert log.read_text().count("asked to end") == 2

@@ -104,6 +104,19 @@ def test_an_append_holds_events_rows_and_positions_or_nothing(
     assert store.load(Counter, "cnt_2") is None
 
 
+def test_two_who_change_a_stream_at_once_are_no_error_in_the_servers_log(
+    store: EventStore, database: Database, postgres: Postgres
+) -> None:
+    server_log = postgres.directory / "logs" / "postgres.log"
+    before = len(server_log.read_text())
+    first = counter(additions=1)
+    store.append(Append(events=events_of(first)))
+    with pytest.raises(IntegrityError):
+        store.append(Append(events=events_of(counter(additions=3))))
+    assert store.load(Counter, "cnt_1") == first
+    assert "ERROR" not in server_log.read_text()[before:]
+
+
 class Broken(Totals):
     """A projection with a mistake in it."""
 
