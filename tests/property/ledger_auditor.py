@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from datetime import datetime
 from fractions import Fraction
 from math import ceil
 
@@ -31,6 +32,30 @@ JOB_PATHS = {
     "queued": {"running", "failed", "cancelled"},
     "running": {"succeeded", "failed", "cancelled"},
 }
+
+
+CUSTOMER_CODES = {
+    "insufficient_quota",
+    "invalid_row",
+    "template_mismatch",
+    "context_too_long",
+    "adapter_too_large",
+    "adapter_quota_exceeded",
+}
+"""The causes on the customer's side, as the fine-tuning page ("Errors") has them."""
+
+
+@dataclass
+class StatementLine:
+    """What a customer's statement must say of one movement of credit."""
+
+    kind: str
+    work_id: str | None
+    note: str | None
+    at: datetime
+    available: int
+    held: int
+    charged: int
 
 
 @dataclass
@@ -61,6 +86,17 @@ class Auditor:
     pinned: dict[str, int] = field(default_factory=dict)
     used: dict[str, dict[str, list[int]]] = field(default_factory=lambda: defaultdict(dict))
     revoked: set[str] = field(default_factory=set)
+    key_limits: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    inputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    plans: dict[str, int] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
+    waiting_until: dict[str, datetime] = field(default_factory=dict)
+    waiting_for: dict[str, str] = field(default_factory=dict)
+    ending: set[str] = field(default_factory=set)
+    statements: dict[str, list[StatementLine]] = field(default_factory=lambda: defaultdict(list))
+    seen: set[str] = field(default_factory=set)
+    """Cases that a history reached, of those that decide a charge."""
 
     def read(self, event: Aggregate.Event) -> None:
         """One event, in log order; every prefix of the log is looked at."""
@@ -87,6 +123,10 @@ class Auditor:
     def _key_spend_revoked(self, event) -> None:  # type: ignore[no-untyped-def]
         self.revoked.add(event.originator_id)
 
+    def _key_spend_limits_set(self, event) -> None:  # type: ignore[no-untyped-def]
+        limits = event.limits
+        self.key_limits[event.originator_id] = (limits.daily_nano_usd, limits.total_nano_usd)
+
     def _price_book_opened(self, event) -> None:  # type: ignore[no-untyped-def]
         self.prices[event.prices.version] = event.prices
 
@@ -96,20 +136,42 @@ class Auditor:
 
     def _account_credit_granted(self, event) -> None:  # type: ignore[no-untyped-def]
         self.granted[event.originator_id] += event.amount_nano_usd
+        self._state(event, "grant", note=event.reason)
 
     def _account_credit_reserved(self, event) -> None:  # type: ignore[no-untyped-def]
         account = event.originator_id
         self.reserved[account] += event.amount_nano_usd
         free = self.granted[account] - self.captured[account] - self.reserved[account]
         assert free >= 0, "no sum of holds ever passes the balance (2)"
+        if free == 0:
+            self.seen.add("credit that suffices exactly")
+        self._state(event, "hold")
 
     def _account_credit_captured(self, event) -> None:  # type: ignore[no-untyped-def]
         account = event.originator_id
         self.reserved[account] -= event.charge_nano_usd + event.returned_nano_usd
         self.captured[account] += event.charge_nano_usd
+        self._state(event, "charge", charged=event.charge_nano_usd)
 
     def _account_credit_released(self, event) -> None:  # type: ignore[no-untyped-def]
         self.reserved[event.originator_id] -= event.returned_nano_usd
+        self._state(event, "release")
+
+    def _state(  # type: ignore[no-untyped-def]
+        self, event, kind: str, *, note: str | None = None, charged: int = 0
+    ) -> None:
+        account = event.originator_id
+        self.statements[account].append(
+            StatementLine(
+                kind=kind,
+                work_id=None if kind == "grant" else event.work_id,
+                note=note,
+                at=event.envelope.at,
+                available=self.available(account),
+                held=self.reserved[account],
+                charged=charged,
+            )
+        )
 
     def _account_training_slot_taken(self, event) -> None:  # type: ignore[no-untyped-def]
         running = self.training[event.originator_id]
@@ -167,14 +229,92 @@ class Auditor:
         hold.ended = how
         return hold
 
+    # What a command must answer -------------------------------------------------------------
+
+    def available(self, account: str) -> int:
+        return self.granted[account] - self.captured[account] - self.reserved[account]
+
+    def refusal_of_create(
+        self, kind: str, account: str, key: str, *, maximum: int | None, now: datetime
+    ) -> str | None:
+        """What a create must be refused for; None: it must be accepted (11, 12)."""
+        if key in self.revoked:
+            return "a revoked key"
+        today, total = self._spend(key, now.date().isoformat())
+        for name, limit, spent in zip(
+            ("api_key_daily_spend_usd", "api_key_total_spend_usd"),
+            self.key_limits.get(key, (None, None)),
+            (today, total),
+            strict=True,
+        ):
+            if limit is not None and (
+                spent >= limit if maximum is None else spent + maximum > limit
+            ):
+                return name
+        name, prefix, place = {
+            "batch": ("open_batches", "batch_", 1),
+            "fine-tune": ("open_fine_tunes", "ftjob-", 0),
+        }[kind]
+        in_use = sum(each.startswith(prefix) for each in self.open_work[account])
+        return name if in_use >= self.limits[account][place] else None
+
+    def _spend(self, key: str, day: str) -> tuple[int, int]:
+        """Of the day, and in all: what holds of the key captured, or hold."""
+        of_key = [hold for hold in self.holds.values() if hold.key_id == key]
+        spends = [(h.day, h.captured if h.ended else h.maximum) for h in of_key]
+        return sum(a for d, a in spends if d == day), sum(a for _, a in spends)
+
+    def maximum_of_a_job(self, base: str, tokens: int) -> int:
+        """The most that a create of now can be charged for so many tokens."""
+        of_base = self.prices[max(self.prices)].of(base)
+        assert of_base.training_nano_usd_per_mtok is not None
+        exact = Fraction(tokens * of_base.training_nano_usd_per_mtok, 10**6)
+        return max(ceil(exact), of_base.minimum_per_job_nano_usd)
+
+    def start_of(self, work: str, *, now: datetime) -> tuple[str, str | None]:
+        """The status that trying to start the work must leave it in, and what it waits for."""
+        status, account = self.statuses[work], self.owners[work]
+        if status not in ("validating", "validating_files") or work in self.ending:
+            return status, self.waiting_for.get(work)
+        if work.startswith("ftjob-"):
+            if now >= self.waiting_until[work]:
+                return "failed", None
+            if self.training[account]:
+                return status, "account_capacity"
+        elif work not in self.plans:
+            return status, None
+        maximum = self.plans[work]
+        if self.available(account) >= maximum:
+            return ("queued" if work.startswith("ftjob-") else "in_progress"), None
+        if self.available(account) + self.reserved[account] >= maximum:
+            return status, "customer_credit"
+        return "failed", None
+
     # Work ---------------------------------------------------------------------------------
 
     def _move(self, work: str, status: str, paths: dict[str, set[str]]) -> None:
         before = self.statuses[work]
         assert status in paths.get(before, set()), f"{before} -> {status} is no path (13)"
         self.statuses[work] = status
+        self.waiting_for.pop(work, None)
+
+    def _file_stored(self, event) -> None:  # type: ignore[no-untyped-def]
+        self.digests[event.originator_id] = event.object.sha256
+
+    def _batch_validated(self, event) -> None:  # type: ignore[no-untyped-def]
+        self.plans[event.originator_id] = event.plan.maximum_nano_usd
+
+    def _batch_waiting(self, event) -> None:  # type: ignore[no-untyped-def]
+        self.waiting_for[event.originator_id] = event.waiting_for
+
+    def _fine_tuning_job_waiting(self, event) -> None:  # type: ignore[no-untyped-def]
+        self.waiting_for[event.originator_id] = event.waiting_for
+
+    def _batch_window_ended(self, event) -> None:  # type: ignore[no-untyped-def]
+        self.ending.add(event.originator_id)
 
     def _batch_created(self, event) -> None:  # type: ignore[no-untyped-def]
+        self.inputs[event.originator_id] = (self.digests[event.input_file_id],)
         self._created(event, event.price_version, "validating")
 
     def _batch_started(self, event) -> None:  # type: ignore[no-untyped-def]
@@ -222,6 +362,7 @@ class Auditor:
         assert price_version == max(self.prices), "a create pins the prices of its moment"
         self.statuses[event.originator_id] = status
         self.pinned[event.originator_id] = price_version
+        self.owners[event.originator_id] = event.account_id
 
     def _charge(  # type: ignore[no-untyped-def]
         self, work: str, receipt, tokens: list[tuple[int, int]], *, minimum: int
@@ -235,7 +376,23 @@ class Auditor:
         wanted = min(maximum, max(minimum, ceil(exact)))
         assert receipt.charge_nano_usd == wanted, "a charge follows from its receipt (6)"
         assert receipt.returned_nano_usd == maximum - wanted
+        assert receipt.maximum_nano_usd == maximum
+        assert receipt.price_version == self.pinned[work], "at the prices of its create (20)"
+        assert receipt.input_sha256 == self.inputs[work], "a receipt names its own input"
+        stated = [(line.tokens, line.rate_nano_usd_per_mtok) for line in receipt.lines]
+        assert sorted(stated) == sorted(tokens), "a receipt has the tokens and rates (6)"
         self.charges[work] = wanted
+        self._note_the_case(work, exact, minimum=minimum, maximum=maximum)
+
+    def _note_the_case(self, work: str, exact: Fraction, *, minimum: int, maximum: int) -> None:
+        if exact.denominator != 1 and minimum < exact < maximum:
+            self.seen.add("a fraction that is rounded up")
+        if exact > maximum:
+            self.seen.add("a charge at its cap")
+        if 0 < exact < minimum:
+            self.seen.add("a charge at its minimum")
+        if self.pinned[work] != max(self.prices):
+            self.seen.add("a charge at an older price list")
 
     def _trained(self, event, tokens: int, *, minimum: bool) -> None:  # type: ignore[no-untyped-def]
         if event.receipt is None:
@@ -248,6 +405,10 @@ class Auditor:
         self._charge(event.originator_id, event.receipt, [(tokens, rate)], minimum=floor)
 
     def _fine_tuning_job_created(self, event) -> None:  # type: ignore[no-untyped-def]
+        work, job = event.originator_id, event.settings
+        self.inputs[work] = (self.digests[job.training.file_id],)
+        self.plans[work] = job.quote.maximum_nano_usd
+        self.waiting_until[work] = event.waiting_until
         self._created(event, event.settings.quote.price_version, "validating_files")
 
     def _fine_tuning_job_queued(self, event) -> None:  # type: ignore[no-untyped-def]
@@ -261,9 +422,14 @@ class Auditor:
         self._trained(event, event.result.trained_tokens, minimum=True)
 
     def _fine_tuning_job_failed(self, event) -> None:  # type: ignore[no-untyped-def]
+        had_begun = self.statuses[event.originator_id] == "running"
         self._move(event.originator_id, "failed", JOB_PATHS)
-        charge = event.receipt.charge_nano_usd if event.receipt else 0
-        assert event.side == "customer" or charge == 0, "platform failures are free (6)"
+        by_customer = event.code in CUSTOMER_CODES
+        assert (event.side == "customer") is by_customer
+        pays = by_customer and had_begun and event.trained_tokens > 0
+        assert (event.receipt is not None) is pays, "who pays for a failure (6)"
+        if had_begun:
+            self.seen.add(f"a failure on the {event.side}'s side")
         self._trained(event, event.trained_tokens, minimum=False)
 
     def _fine_tuning_job_cancelled(self, event) -> None:  # type: ignore[no-untyped-def]

@@ -9,6 +9,7 @@ writer, where the work projection says what is due.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -33,6 +34,7 @@ from psycopg.rows import dict_row
 from adapters.event_log import snapshots
 from adapters.event_log.event_store import EventStore, decode
 from adapters.event_log.memory_store import MemoryWriter
+from adapters.event_log.postgres import Connection, connect
 from adapters.event_log.writer import Writer
 from domain import messages
 from domain.aggregate import Aggregate
@@ -74,16 +76,39 @@ from domain.stored import Attempt, StoredObject
 from domain.unit_of_work import CommandContext
 from domain.work.batch import Batch
 from domain.work.fine_tuning_job import FineTuningJob
-from projections.registry import INLINE
+from projections.follower import Follower
+from projections.money import statements
+from projections.registry import FOLLOWING, INLINE
 from projections.work import files as file_rows
 from projections.work import open_work as work_rows
 from tests.conftest import Database
 from tests.integration.product_rig import LINES_PER_CHUNK, chunk_plans
-from tests.property.ledger_auditor import Auditor
+from tests.property.ledger_auditor import Auditor, StatementLine
 
 BASE = "smollm2-135m-instruct"
 CENT = 10_000_000
-PRICES = PriceList.from_json(resources.files("domain.ledger").joinpath("prices.json").read_bytes())
+SHIPPED = PriceList.from_json(resources.files("domain.ledger").joinpath("prices.json").read_bytes())
+PRICES = SHIPPED.model_copy(
+    update={
+        "models": {
+            **SHIPPED.models,
+            BASE: SHIPPED.models[BASE].model_copy(
+                update={
+                    "training_nano_usd_per_mtok": 50_123_457,
+                    "input_nano_usd_per_mtok": 5_000_003,
+                    "output_nano_usd_per_mtok": 10_000_019,
+                    "minimum_per_job_nano_usd": 50_000_001,
+                    "minimum_per_batch_nano_usd": 10_000_007,
+                }
+            ),
+        }
+    }
+)
+"""Prices by which nothing divides evenly."""
+COSTS = st.sampled_from([2, 40, 150])
+"""Cents that a batch can cost at most: some are more than an account ever has at first."""
+TOKENS_BOUND = 900_000
+"""What every training file here can bill at most."""
 
 
 class StepClock:
@@ -189,6 +214,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """One rule for all of it, so that most steps are the customers' and the worker's."""
         acts = [
             self._grant_credit,
+            self._grant_what_is_missing,
             self._limit_a_key,
             self._make_another_key,
             self._revoke_a_key,
@@ -201,6 +227,15 @@ class LedgerMachine(RuleBasedStateMachine):
         account_id = data.draw(st.sampled_from(self.accounts))
         cents = data.draw(st.integers(1, 30))
         self.run(accounts.grant_credit, accounts.GrantCredit(account_id, cents * CENT, "a gift"))
+
+    def _grant_what_is_missing(self, data: st.DataObject) -> None:
+        """Just what some work needs to start."""
+        for work_id in self.due("start"):
+            account_id = self.auditor.owners[work_id]
+            missing = self.auditor.plans.get(work_id, 0) - self.auditor.available(account_id)
+            if missing > 0:
+                command = accounts.GrantCredit(account_id, missing, "what is missing")
+                self.run(accounts.grant_credit, command)
 
     def _limit_a_key(self, data: st.DataObject) -> None:
         cents = data.draw(st.integers(1, 60))
@@ -241,19 +276,11 @@ class LedgerMachine(RuleBasedStateMachine):
         owner = data.draw(st.sampled_from(self.keys))
         file_id = self._store_file(owner, kind)
         origin = self._origin(owner, kind, file_id, key=f"key-{file_id}" if keyed else None)
-        before, spent = self._money(*owner), self.load(KeySpend, owner[1])
-        try:
-            made = self._create(origin, kind, file_id)
-        except LimitExceeded:
-            assert self._money(*owner) == before
-            return
-        except InvalidApiKey:
-            assert spent.revoked
-            return
+        before = self._money(*owner)
+        made = self._create_as_predicted(owner, kind, file_id, origin)
         assert self._money(*owner) == before, "a create moves no money (10)"
-        limit = spent.limits.total_nano_usd
-        assert limit is None or spent.total_nano_usd < limit, "spend was under the limit (11)"
-        self.work_ids.append(made)
+        if made is None:
+            return
         if keyed:
             versions = dict(self.auditor.versions)
             assert self._create(origin, kind, file_id) == made, "the same key, the same work (14)"
@@ -262,24 +289,61 @@ class LedgerMachine(RuleBasedStateMachine):
                 self._create(other, kind, file_id)
             assert self.auditor.versions == versions
 
-    @rule(data=st.data(), kind=st.sampled_from(["batch", "fine-tune"]))
-    def some_work_goes_well(self, data: st.DataObject, kind: str) -> None:
-        """From create to its end in one step, as far as limits and credit allow."""
+    def _create_as_predicted(
+        self, owner: tuple[str, str], kind: str, file_id: str, origin: Origin
+    ) -> str | None:
+        """The id of what was made; None for a create that had to be refused, and was, for the
+        reason that the bookkeeper knows."""
+        bound = self.auditor.maximum_of_a_job(BASE, TOKENS_BOUND)
+        refusal = self.auditor.refusal_of_create(
+            kind, *owner, maximum=bound if kind == "fine-tune" else None, now=self.clock.now()
+        )
+        if refusal is not None:
+            with pytest.raises((LimitExceeded, InvalidApiKey)) as refused:
+                self._create(origin, kind, file_id)
+            limit = refused.value.limit
+            assert refusal == (limit["name"] if limit is not None else "a revoked key")
+            return None
+        made = self._create(origin, kind, file_id)
+        self.work_ids.append(made)
+        return made
+
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from(["batch", "fine-tune"]),
+        other=st.booleans(),
+        topped_up=st.booleans(),
+    )
+    def some_work_comes_to_its_end(
+        self, data: st.DataObject, kind: str, other: bool, topped_up: bool
+    ) -> None:
+        """From create to its end in one step, as far as limits and credit allow; perhaps with other
+        prices published in between, or with just the credit that it takes."""
         self.create_work(data, kind, keyed=False)
+        if other:
+            self._publish_other_prices(data)
         for batch_id in self.due("validate"):
-            self._validate(batch_id, chunks=1, cents=2, fine_tuned=True)
+            self._validate(batch_id, chunks=1, cents=data.draw(COSTS), fine_tuned=True)
+        if topped_up:
+            self._grant_what_is_missing(data)
         self._start_what_may()
         for work_id in self.work_ids:
             self._assign(work_id, "runner_a")
         for attempt in self._running():
-            body = _TRAINED if not attempt.work_id.startswith(BATCH) else self._all_lines(attempt)
+            if attempt.work_id.startswith(BATCH):
+                body = self._all_lines(attempt, data.draw(st.integers(1, 3_000_000)))
+            else:
+                self._deliver(self._report(attempt, Started()))
+                body = data.draw(_ends_of_training())
             self._deliver(self._report(attempt, body))
         self.finish_what_can_be()
 
-    def _all_lines(self, attempt: Attempt) -> ChunkFinished:
+    def _all_lines(self, attempt: Attempt, tokens: int) -> ChunkFinished:
         plan = self._work(attempt.work_id).plan
         models = [BASE, *(adapter.name for adapter in plan.adapters)]
-        usage = tuple(ModelUsage(model=name, input_tokens=7, output_tokens=9) for name in models)
+        usage = tuple(
+            ModelUsage(model=name, input_tokens=tokens, output_tokens=9) for name in models
+        )
         return ChunkFinished(completed=LINES_PER_CHUNK, failed=0, usage=usage)
 
     @precondition(lambda self: self.file_ids)
@@ -289,13 +353,12 @@ class LedgerMachine(RuleBasedStateMachine):
         account_id, file_id = data.draw(st.sampled_from(self.file_ids))
         file = self.load(File, file_id)
         fits = account_id == owner[0] and not file.deleted and file.purpose == kind
-        try:
-            self.work_ids.append(self._create(self._origin(owner, kind, file_id), kind, file_id))
-            assert fits, "only an account's own stored file of that purpose"
-        except (NotFound, InvalidRequest):
-            assert not fits
-        except (LimitExceeded, InvalidApiKey):
-            assert fits
+        origin = self._origin(owner, kind, file_id)
+        if fits:
+            self._create_as_predicted(owner, kind, file_id, origin)
+        else:
+            with pytest.raises((NotFound, InvalidRequest)):
+                self._create(origin, kind, file_id)
 
     @precondition(lambda self: self.work_ids)
     @rule(data=st.data())
@@ -380,14 +443,20 @@ class LedgerMachine(RuleBasedStateMachine):
         before, versions = self._work(work_id), dict(self.auditor.versions)
         if work_id.startswith(BATCH):
             self._validate(work_id, chunks=chunks, cents=3, fine_tuned=False)
-            self.run(work.start_work, work.StartWork(work_id))
+        self._start(work_id)
+        if work_id.startswith(BATCH):
             assert before.ending is None or self.auditor.versions == versions
-        else:
-            self.run(work.start_work, work.StartWork(work_id))
 
     def _start_what_may(self) -> None:
         for work_id in self.due("start"):
-            self.run(work.start_work, work.StartWork(work_id))
+            self._start(work_id)
+
+    def _start(self, work_id: str) -> None:
+        """It starts, waits or fails, as the bookkeeper knows."""
+        status, waits_for = self.auditor.start_of(work_id, now=self.clock.now())
+        self.run(work.start_work, work.StartWork(work_id))
+        found = self._work(work_id)
+        assert (found.status, found.waiting_for) == (status, waits_for)
 
     def _validate(self, batch_id: str, *, chunks: int, cents: int, fine_tuned: bool) -> None:
         named = [name for _, name in self._models(deleted=True)] if fine_tuned else []
@@ -618,7 +687,7 @@ class LedgerMachine(RuleBasedStateMachine):
             kind="chat",
             rows=40,
             messages=80,
-            token_bounds={BASE: 900_000},
+            token_bounds={BASE: TOKENS_BOUND},
             token_estimates={BASE: 10_000},
             first_row_that_does_not_alternate=None,
         )
@@ -628,7 +697,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 origin=self._origin(owner, "files", file_id),
                 file_id=file_id,
                 purpose=purpose,  # type: ignore[arg-type]
-                object=StoredObject(key=f"files/{file_id}", bytes=100, sha256="0" * 64),
+                object=StoredObject(key=f"files/{file_id}", bytes=100, sha256=digest_of(file_id)),
                 filename="rows.jsonl",
                 expires_at=self.clock.now() + timedelta(hours=20),
                 training=facts if purpose == "fine-tune" else None,
@@ -674,6 +743,29 @@ class LedgerMachine(RuleBasedStateMachine):
             self.all_work_ends_by_itself()
         finally:
             self.writer.close()
+
+
+def digest_of(file_id: str) -> str:
+    """Another one for each file, so that a receipt with the wrong one shows."""
+    return hashlib.sha256(file_id.encode()).hexdigest()
+
+
+def _ends_of_training() -> st.SearchStrategy[Any]:
+    """Below the minimum, at a fraction, past the quote; or a failure on either side."""
+    return st.one_of(
+        st.sampled_from([7, 1_000_001, 9_000_001]).map(
+            lambda tokens: _TRAINED.model_copy(update={"trained_tokens": tokens})
+        ),
+        st.integers(TOKENS_BOUND // 2, TOKENS_BOUND).map(
+            lambda tokens: _TRAINED.model_copy(update={"trained_tokens": tokens})
+        ),
+        st.builds(
+            AttemptFailed,
+            code=st.sampled_from(["training_failed", "context_too_long", "adapter_too_large"]),
+            message=st.just("It failed."),
+            trained_tokens=st.sampled_from([0, 123_457]),
+        ),
+    )
 
 
 def _chunk_bodies(models: list[str]) -> st.SearchStrategy[Any]:
@@ -772,9 +864,27 @@ class MemoryMachine(LedgerMachine):
                 return [each for each in self.work_ids if each.startswith(BATCH)]
 
 
+CASES = {
+    "credit that suffices exactly",
+    "a fraction that is rounded up",
+    "a charge at its cap",
+    "a charge at its minimum",
+    "a charge at an older price list",
+    "a failure on the customer's side",
+    "a failure on the platform's side",
+}
+
+
 def test_any_history_leaves_the_invariants_true() -> None:
+    seen: set[str] = set()
+
+    class ObservedMachine(MemoryMachine):
+        def teardown(self) -> None:
+            super().teardown()
+            seen.update(self.auditor.seen)
+
     run_state_machine_as_test(
-        MemoryMachine,
+        ObservedMachine,
         settings=settings(
             max_examples=120,
             stateful_step_count=50,
@@ -782,6 +892,7 @@ def test_any_history_leaves_the_invariants_true() -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
+    assert seen >= CASES, "histories reach every case that decides a charge"
 
 
 def test_any_history_leaves_the_invariants_true_on_postgresql(database: Database) -> None:
@@ -818,7 +929,28 @@ def test_any_history_leaves_the_invariants_true_on_postgresql(database: Database
             super().teardown()
             assert work_rows.assigned(self.connection) == ()
             assert work_rows.waiting(self.connection, each=9) == ()
+            self.statements_say_what_happened()
             self.connection.close()
+
+        def statements_say_what_happened(self) -> None:
+            """Line by line, and cut in two: the second opens with what the first closed with."""
+            Follower(self._connect, decode, FOLLOWING).catch_up()
+            for account_id in self.accounts:
+                wanted = self.auditor.statements[account_id]
+                whole = statements.read(self.connection, account_id=account_id, limit=10_000)
+                assert [_stated(line) for line in whole.lines] == wanted
+                half = statements.read(
+                    self.connection, account_id=account_id, limit=max(1, len(wanted) // 2)
+                )
+                rest = statements.read(
+                    self.connection, account_id=account_id, limit=10_000, after=half.through
+                )
+                assert half.lines + rest.lines == whole.lines
+                assert rest.opening_available_nano_usd == half.closing_available_nano_usd
+                assert rest.opening_held_nano_usd == half.closing_held_nano_usd
+
+        def _connect(self) -> Connection:
+            return connect(database.application_url, name="test")
 
     run_state_machine_as_test(
         PostgresMachine,
@@ -828,6 +960,18 @@ def test_any_history_leaves_the_invariants_true_on_postgresql(database: Database
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
+    )
+
+
+def _stated(line: statements.StatementLine) -> StatementLine:
+    return StatementLine(
+        kind=line.kind,
+        work_id=line.work_id,
+        note=line.note,
+        at=line.at,
+        available=line.available_nano_usd,
+        held=line.held_nano_usd,
+        charged=line.charged_nano_usd,
     )
 
 
