@@ -124,6 +124,7 @@ CREATE TABLE request_fingerprints (
     PRIMARY KEY (key_id, route, body_sha256)
 );
 CREATE INDEX request_fingerprints_created_at_idx ON request_fingerprints (created_at);
+CREATE INDEX request_fingerprints_result_id_idx ON request_fingerprints (result_id);
 
 GRANT SELECT, INSERT, UPDATE, DELETE
     ON account_people, api_key_secrets, file_names, work_texts, request_fingerprints TO gridline;

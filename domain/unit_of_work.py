@@ -26,7 +26,8 @@ class PersonalRow:
     """A row that the customer can have deleted: e-mail, filenames, metadata, suffixes.
 
     It is written in the same append as the command's events and is no projection, so a rebuild
-    keeps it. `key` are the primary key's columns; `values` the others, None deletes the row.
+    keeps it. `key` are the primary key's columns; `values` the others. None deletes every
+    row with the `key`, which may then be any columns.
     """
 
     table: str

@@ -109,6 +109,7 @@ class MemoryWriter:
         table = self.personal.setdefault(row.table, {})
         key = tuple(sorted(row.key.items()))
         if row.values is None:
-            table.pop(key, None)
+            for each in [k for k, kept in table.items() if row.key.items() <= kept.items()]:
+                del table[each]
         else:
             table[key] = {**row.key, **table.get(key, {}), **row.values}

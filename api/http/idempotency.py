@@ -3,8 +3,9 @@
 An SDK sends a lost create again by itself, without a key; only `X-Stainless-Retry-Count` tells.
 Such a repeat is looked for by its fingerprint (key, route, hash of the body) among the creates of
 the last half hour: those that this process is still deciding, then those recorded. A count of 0
-always makes something new. An explicit `Idempotency-Key` holds for ever; the command itself decides
-it.
+always makes something new, and so does a create whose result was cancelled, deleted, downloaded or
+seen at its end since, for somebody had the answer. An explicit `Idempotency-Key` holds for ever;
+the command itself decides it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from datetime import datetime
 from typing import Any
 
 from api.control import Call
-from domain.commands.idempotency import Origin, made_before
+from domain.commands.idempotency import Origin
 from domain.errors import InvalidRequest
 from projections.direct import fingerprints
 
@@ -35,14 +36,9 @@ async def create_once(
     *,
     body_sha256: str,
     create: Callable[[Origin], Awaitable[str]],
-    is_there: Callable[[str], Awaitable[bool]] | None = None,
 ) -> str:
     """Runs `create`, or returns the id of what the same request made before. Raises what `create`
-    raises, and InvalidRequest for an `Idempotency-Key` that had another body.
-
-    `is_there` is given for what can be deleted: a repeat is never one of a create whose result was
-    deleted since, for somebody had its answer.
-    """
+    raises; it answers for an `Idempotency-Key` that was used before."""
     origin = Origin(
         account_id=call.caller.account_id,
         key_id=call.caller.key_id,
@@ -50,10 +46,6 @@ async def create_once(
         body_sha256=body_sha256,
         idempotency_key=_key(call),
     )
-    if origin.idempotency_key is not None:
-        made = await call.execute(made_before, origin)
-        if made is not None:
-            return made
     repeated = origin.idempotency_key is None and call.retry_count > 0
     in_flight = call.api.creates_in_flight
     fingerprint = (origin.key_id, origin.route, body_sha256)
@@ -65,7 +57,7 @@ async def create_once(
     in_flight[fingerprint] = deciding
     try:
         made = await _recorded(call, origin) if repeated else None
-        if made is None or (is_there is not None and not await is_there(made)):
+        if made is None:
             made = await create(origin)
     except BaseException as error:
         deciding.set_exception(error)
@@ -85,6 +77,12 @@ def repeats_lately(call: Call, done_at: datetime | None) -> bool:
     if call.retry_count == 0 or done_at is None:
         return False
     return call.api.control.clock.now() - done_at <= fingerprints.REPEATED_WITHIN
+
+
+async def answer_came_through(call: Call, shown_id: str, *, made_at: datetime) -> None:
+    """To be told whenever a customer is shown the end of a thing, or its bytes."""
+    if call.api.control.clock.now() - made_at <= fingerprints.REPEATED_WITHIN:
+        await call.read(fingerprints.forget, account_id=call.caller.account_id, shown_id=shown_id)
 
 
 async def _recorded(call: Call, origin: Origin) -> str | None:

@@ -6,6 +6,7 @@ from starlette.responses import Response
 
 from api.control import Call
 from api.http.download import send_object
+from api.http.idempotency import answer_came_through
 from api.routes.models import own_model
 from domain.errors import NotFound
 
@@ -23,6 +24,7 @@ async def download(call: Call) -> Response:
             "An adapter has two files: adapter_model.safetensors and adapter_config.json.",
             param="name",
         )
+    await answer_came_through(call, row.job_id, made_at=row.created_at)
     return await send_object(
         call.request,
         call.api.control.objects,

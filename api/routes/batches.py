@@ -5,7 +5,12 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from api.control import Call
-from api.http.idempotency import canonical_sha256, create_once, repeats_lately
+from api.http.idempotency import (
+    answer_came_through,
+    canonical_sha256,
+    create_once,
+    repeats_lately,
+)
 from api.http.json_body import read_json
 from api.http.json_response import json_response
 from api.http.pagination import after_of, limit_of, list_object
@@ -15,6 +20,7 @@ from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.idempotency import Origin
 from domain.errors import InvalidState, NotFound
 from domain.inputs.batch_create import parse_batch_create
+from domain.work.batch import TERMINAL
 from projections.work import batches
 from projections.work.batches import BatchRow
 
@@ -49,7 +55,10 @@ async def list_all(call: Call) -> Response:
 
 async def retrieve(call: Call) -> Response:
     """One batch."""
-    return json_response(batch_object(await _batch(call, _batch_id(call))))
+    row = await _batch(call, _batch_id(call))
+    if row.status in TERMINAL:
+        await answer_came_through(call, row.id, made_at=row.created_at)
+    return json_response(batch_object(row))
 
 
 async def cancel(call: Call) -> Response:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 
 from starlette.responses import Response
 
 from api.control import Call
 from api.http.download import send_object
 from api.http.errors import error_response
-from api.http.idempotency import canonical_sha256, create_once, repeats_lately
+from api.http.idempotency import (
+    answer_came_through,
+    canonical_sha256,
+    create_once,
+    repeats_lately,
+)
 from api.http.json_body import refuse_content_encoding
 from api.http.json_response import json_response
 from api.http.multipart import MultipartReader, boundary_of
@@ -123,9 +127,7 @@ async def _record(call: Call, file_id: str, upload: Upload) -> str:
         }
     )
     try:
-        made = await create_once(
-            call, body_sha256=fingerprint, create=store, is_there=partial(_is_there, call)
-        )
+        made = await create_once(call, body_sha256=fingerprint, create=store)
     except StorageOutcomeUnknown:
         raise  # the file may be recorded after all: its bytes must stay
     except BaseException:
@@ -162,6 +164,7 @@ async def retrieve(call: Call) -> Response:
 async def content(call: Call) -> Response:
     """The bytes as they were uploaded or written."""
     row = await _file(call, call.request.path_params["file_id"])
+    await answer_came_through(call, row.id, made_at=row.created_at)
     return await send_object(
         call.request,
         call.api.control.objects,
@@ -186,11 +189,6 @@ async def delete(call: Call) -> Response:
     else:
         await call.api.control.objects.delete(key)
     return json_response(file_deleted(file_id))
-
-
-async def _is_there(call: Call, file_id: str) -> bool:
-    row = await call.read(files.get, account_id=call.caller.account_id, file_id=file_id)
-    return row is not None
 
 
 async def _file(call: Call, file_id: str) -> FileRow:

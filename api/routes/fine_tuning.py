@@ -9,11 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.control import Call
-from api.http.idempotency import canonical_sha256, create_once, repeats_lately
+from api.http.idempotency import (
+    answer_came_through,
+    canonical_sha256,
+    create_once,
+    repeats_lately,
+)
 from api.http.json_body import read_json
 from api.http.json_response import json_response
 from api.http.pagination import after_of, bad_cursor, limit_of, list_object
-from api.schemas.fine_tuning import checkpoint_object, event_object, job_object
+from api.schemas.fine_tuning import TERMINAL, checkpoint_object, event_object, job_object
 from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
 from domain.commands.fine_tuning import CancelFineTuningJob, cancel_fine_tuning_job
 from domain.commands.idempotency import Origin
@@ -118,7 +123,10 @@ def _metadata_pairs(request: Request) -> dict[str, str]:
 
 async def retrieve(call: Call) -> Response:
     """One job."""
-    return json_response(job_object(await _job(call, _job_id(call))))
+    row = await _job(call, _job_id(call))
+    if row.status in TERMINAL:
+        await answer_came_through(call, row.id, made_at=row.created_at)
+    return json_response(job_object(row))
 
 
 async def cancel(call: Call) -> Response:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from domain import ids
 from domain.catalog import CATALOG
 from domain.commands.files import name_row
+from domain.commands.idempotency import forget
 from domain.commands.ownership import batch_of
 from domain.commands.settlement import HoldTerms, capture_hold, place_hold, release_hold
 from domain.file import File
@@ -134,6 +135,7 @@ class CancelBatch:
 def cancel_batch(uow: UnitOfWork, command: CancelBatch) -> None:
     """Stops what runs and keeps what is finished. Raises NotFound or InvalidState."""
     batch_of(uow, command.account_id, command.batch_id).request_cancel(envelope=uow.envelope)
+    forget(uow, command.batch_id)
 
 
 def end_batch_window(uow: UnitOfWork, batch_id: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from domain.commands.idempotency import Origin, made_before, remember
+from domain.commands.idempotency import Origin, forget, made_before, remember
 from domain.commands.ownership import file_of, model_of
 from domain.file import File, Purpose
 from domain.fine_tuned_model import FineTunedModel
@@ -73,6 +73,7 @@ def delete_file(uow: UnitOfWork, command: DeleteFile) -> str:
     InvalidState while open work uses it."""
     file = file_of(uow, command.account_id, command.file_id, param="id")
     file.delete(because="asked", envelope=uow.envelope)
+    forget(uow, file.id)
     uow.personal(PersonalRow("file_names", {"file_id": file.id}, None))
     return file.object.key
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from domain import ids
+from domain.commands.idempotency import forget
 from domain.commands.ownership import job_of
 from domain.commands.settlement import HoldTerms, capture_hold, place_hold, release_hold
 from domain.file import File
@@ -79,6 +80,7 @@ def cancel_fine_tuning_job(uow: UnitOfWork, command: CancelFineTuningJob) -> Non
     """Ends the job at once; nothing is charged. Raises NotFound or InvalidState."""
     job = job_of(uow, command.account_id, command.job_id)
     job.cancel(envelope=uow.envelope)
+    forget(uow, job.id)
     release_hold(uow, job.id)
     _free(uow, job, model_registered=False)
 

@@ -2,7 +2,8 @@
 
 Two kinds: an explicit `Idempotency-Key` is a stream of its own; and every create leaves a
 fingerprint row for half an hour, by which an SDK's own retry is found (it sends no key, only
-`X-Stainless-Retry-Count`). Both are written in the append of the create.
+`X-Stainless-Retry-Count`). Both are written in the append of the create. Whoever cancels or deletes
+a thing has had its create's answer, so from then on its fingerprint means nothing and goes.
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ def remember(uow: UnitOfWork, origin: Origin, result_id: str) -> None:
                 result_id=result_id,
             )
         )
+
+
+def forget(uow: UnitOfWork, result_id: str) -> None:
+    """The answer of the create that made this has come through: an equal one is a new one."""
+    uow.personal(PersonalRow("request_fingerprints", {"result_id": result_id}, None))
 
 
 def _stream(origin: Origin) -> str:

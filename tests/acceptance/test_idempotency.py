@@ -17,7 +17,7 @@ from api.http.idempotency import create_once
 from domain.commands.idempotency import Origin
 from domain.errors import LimitExceeded
 from tests.acceptance.conftest import Served
-from tests.acceptance.stand_in_worker import BASE
+from tests.acceptance.stand_in_worker import BASE, finish, run_batch, succeed_training
 from tests.acceptance.training_files import chat_file
 
 AGAIN = {"x-stainless-retry-count": "1"}
@@ -162,17 +162,109 @@ async def test_of_repeats_at_once_whose_first_try_was_lost_one_creates(served: S
     assert (set(answers), creates) == ({"batch_0"}, ["batch_0"])
 
 
-def test_a_retried_upload_is_no_repeat_of_one_that_was_deleted_since(served: Served) -> None:
+def _nothing(_: Served, __: str) -> None:
+    """The create's answer may have been lost."""
+
+
+def _cancel_batch(served: Served, batch_id: str) -> None:
+    served.openai().batches.cancel(batch_id)
+
+
+def _look_at_batch(served: Served, batch_id: str) -> None:
+    served.openai().batches.retrieve(batch_id)
+
+
+def _see_batch_end(served: Served, batch_id: str) -> None:
+    run_batch(served, batch_id, requests=2)
+    finish(served, batch_id, output=b"{}\n", errors=b"{}\n")
+    assert served.openai().batches.retrieve(batch_id).status == "completed"
+
+
+def _download_results(served: Served, batch_id: str) -> None:
+    run_batch(served, batch_id, requests=2)
+    finish(served, batch_id, output=b"{}\n", errors=b"{}\n")
+    client = served.openai()
+    [output, _] = client.files.list(purpose="batch_output").data
+    client.files.content(output.id)
+
+
+def _cancel_job(served: Served, job_id: str) -> None:
+    served.openai().fine_tuning.jobs.cancel(job_id)
+
+
+def _see_job_end(served: Served, job_id: str) -> None:
+    succeed_training(served, job_id)
+    assert served.openai().fine_tuning.jobs.retrieve(job_id).status == "succeeded"
+
+
+def _download_adapter(served: Served, job_id: str) -> None:
+    succeed_training(served, job_id)
+    own = next(each.id for each in served.openai().models.list() if each.id.startswith("ft:"))
+    with served.http() as http:
+        http.get(f"/openai/v1/gridline/adapters/{own}/files/adapter_config.json")
+
+
+@pytest.mark.parametrize(
+    ("since", "is_a_repeat"),
+    [
+        (_nothing, True),
+        (_look_at_batch, True),
+        (_cancel_batch, False),
+        (_see_batch_end, False),
+        (_download_results, False),
+    ],
+)
+def test_a_retried_batch_is_no_repeat_of_one_whose_answer_came_through(
+    served: Served, since: Callable[[Served, str], None], is_a_repeat: bool
+) -> None:
+    body = _batch_body(served)
+    with served.http() as http:
+        first = _post(http, "batches", body).json()["id"]
+        since(served, first)
+        again = _post(http, "batches", body, **AGAIN).json()["id"]
+        assert (again == first) == is_a_repeat
+        assert _post(http, "batches", body, **AGAIN).json()["id"] == again
+
+
+@pytest.mark.parametrize(
+    ("since", "is_a_repeat"),
+    [(_nothing, True), (_cancel_job, False), (_see_job_end, False), (_download_adapter, False)],
+)
+def test_a_retried_job_is_no_repeat_of_one_whose_answer_came_through(
+    served: Served, since: Callable[[Served, str], None], is_a_repeat: bool
+) -> None:
+    file = served.openai().files.create(file=chat_file(), purpose="fine-tune")
+    body = {"model": BASE, "training_file": file.id}
+    with served.http() as http:
+        first = _post(http, "fine_tuning/jobs", body).json()["id"]
+        since(served, first)
+        again = _post(http, "fine_tuning/jobs", body, **AGAIN).json()["id"]
+        assert (again == first) == is_a_repeat
+
+
+def test_a_create_under_a_key_answers_what_it_made_though_that_was_cancelled(
+    served: Served,
+) -> None:
+    body = _batch_body(served)
+    with served.http() as http:
+        first = _post(http, "batches", body, **{"idempotency-key": "k"}).json()["id"]
+        _cancel_batch(served, first)
+        assert _post(http, "batches", body, **{"idempotency-key": "k"}).json()["id"] == first
+
+
+@pytest.mark.parametrize("since", ["delete", "content"])
+def test_a_retried_upload_is_no_repeat_of_one_that_was_deleted_or_downloaded_since(
+    served: Served, since: str
+) -> None:
     files = served.openai().files
     data = ("t.jsonl", chat_file())
     first = files.create(file=data, purpose="fine-tune")
-    files.delete(first.id)
+    getattr(files, since)(first.id)
     again = files.create(
         file=data, purpose="fine-tune", extra_headers={"x-stainless-retry-count": "1"}
     )
     assert again.id != first.id
     assert files.content(again.id).content == data[1]
-    assert [each.id for each in files.list()] == [again.id]
 
 
 def test_an_sdks_retry_of_a_cancel_or_delete_answers_as_the_first_try(served: Served) -> None:
