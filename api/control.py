@@ -13,6 +13,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from starlette.requests import Request
 
+from api.http.file_checks import FileChecks
 from domain.limits import UPLOAD_BYTES_MAX
 from domain.ports import Clock, IdSource, Objects
 from domain.unit_of_work import C, CommandContext, CommandWriter, Handler, R
@@ -48,15 +49,14 @@ class ControlPlane(Protocol):
 class Api:
     """What one running API has. `public_url` is what clients reach it by, where that is not what
     they name as the host. `creates_in_flight` are the creates of this process that are being
-    decided, by (key, route, body hash); `templates_checked` the (file hash, base) pairs that were
-    read and found right for the base's template."""
+    decided, by (key, route, body hash); whoever serves it closes `file_checks`."""
 
     control: ControlPlane
     lease_seconds: float
     public_url: str = ""
     upload_bytes_max: int = UPLOAD_BYTES_MAX
     creates_in_flight: dict[tuple[str, str, str], asyncio.Future[str]] = field(default_factory=dict)
-    templates_checked: set[tuple[str, str]] = field(default_factory=set)
+    file_checks: FileChecks = field(default_factory=FileChecks)
 
 
 @dataclass(frozen=True, slots=True)

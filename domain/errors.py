@@ -63,6 +63,10 @@ class InvalidFile(GridlineError):
         super().__init__(message, param=param, code=code)
         self.line = line
 
+    def again(self) -> InvalidFile:
+        """The same finding, to be raised to somebody else."""
+        return InvalidFile(self.message, code=self.code, param=self.param, line=self.line)
+
 
 class FileTooLarge(GridlineError):
     """An upload past the size limit."""

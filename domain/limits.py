@@ -19,6 +19,9 @@ TRAINING_LINE_BYTES_MAX = 1 * MIB
 """Fine-tuning page: each line is at most 1 MiB, its line end not counted."""
 ROW_MESSAGES_MAX = 1_024
 """Fine-tuning page: at most 1,024 messages a line."""
+FILES_READ_AT_ONCE = 4
+"""Of one account, for creates of jobs: reading 64 MiB of rows takes seconds, and a create more is
+answered sooner by a refusal that may be sent again."""
 FILE_KEPT_SECONDS = 30 * 86_400
 """Fine-tuning page: uploads are deleted after 30 days; batch outputs are kept as long."""
 EXPIRES_AFTER_SECONDS_MIN = 3_600

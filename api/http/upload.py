@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from api.http.file_checks import FileChecks
 from api.http.multipart import MultipartReader, PartHead, bare_filename
 from domain.errors import FileTooLarge, InvalidFile, InvalidRequest
 from domain.file import Purpose
@@ -45,10 +46,19 @@ class UploadReceiver:
     """One upload; `receive` once."""
 
     def __init__(
-        self, reader: MultipartReader, objects: Objects, *, key: str, bytes_max: int
+        self,
+        reader: MultipartReader,
+        objects: Objects,
+        checks: FileChecks,
+        *,
+        account_id: str,
+        key: str,
+        bytes_max: int,
     ) -> None:
         self._reader = reader
         self._objects = objects
+        self._checks = checks
+        self._account_id = account_id
         self._key = key
         self._bytes_max = bytes_max
         self._fields: dict[str, str] = {}
@@ -66,7 +76,7 @@ class UploadReceiver:
                 if parts > PARTS_MAX:
                     raise InvalidRequest("The multipart body has too many parts.")
                 await self._take(head)
-            return self._finished()
+            return await self._finished()
         except BaseException:
             if self._file is not None:
                 await self._objects.delete(self._key)
@@ -131,7 +141,7 @@ class UploadReceiver:
     def _begin_check(self, piece: bytes) -> asyncio.Task[None] | None:
         if self._fields.get("purpose") == "batch" or self._refusal is not None:
             return None
-        return asyncio.ensure_future(asyncio.to_thread(self._feed, piece))
+        return asyncio.ensure_future(self._checks.in_turn(self._account_id, self._feed, piece))
 
     async def _settle(self, checking: asyncio.Task[None] | None) -> None:
         if checking is None:
@@ -159,7 +169,7 @@ class UploadReceiver:
             )
         return _PURPOSES[given]
 
-    def _finished(self) -> Upload:
+    async def _finished(self) -> Upload:
         purpose = self._purpose()
         if self._file is None:
             raise InvalidRequest("Missing required parameter: file", param="file")
@@ -171,14 +181,14 @@ class UploadReceiver:
             purpose=purpose,
             filename=filename,
             expires_after_seconds=self._expires_after_seconds(),
-            training=self._facts() if purpose == "fine-tune" else None,
+            training=await self._facts() if purpose == "fine-tune" else None,
         )
 
-    def _facts(self) -> TrainingFacts:
+    async def _facts(self) -> TrainingFacts:
         if self._refusal is not None:
             raise self._refusal
         try:
-            return self._check.finish()
+            return await self._checks.in_turn(self._account_id, self._check.finish)
         except InvalidFile as refusal:
             refusal.param = "file"
             raise

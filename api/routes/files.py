@@ -66,7 +66,12 @@ async def create(call: Call) -> Response:
         if declared_bytes > bytes_max + MULTIPART_BYTES_MAX:
             raise too_large(bytes_max)
         receiver = UploadReceiver(
-            reader, call.api.control.objects, key=f"files/{file_id}", bytes_max=bytes_max
+            reader,
+            call.api.control.objects,
+            call.api.file_checks,
+            account_id=call.caller.account_id,
+            key=f"files/{file_id}",
+            bytes_max=bytes_max,
         )
         upload = await receiver.receive()
     except GridlineError as error:

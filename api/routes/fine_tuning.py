@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import NoReturn
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.control import Call
+from api.http.file_checks import Asked
 from api.http.idempotency import (
     answer_came_through,
     canonical_sha256,
@@ -19,23 +19,25 @@ from api.http.json_body import read_json
 from api.http.json_response import json_response
 from api.http.pagination import after_of, bad_cursor, limit_of, list_object
 from api.schemas.fine_tuning import TERMINAL, checkpoint_object, event_object, job_object
-from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
+from domain.commands.create_fine_tuning_job import (
+    CreateFineTuningJob,
+    admit_fine_tuning_job,
+    create_fine_tuning_job,
+)
 from domain.commands.fine_tuning import CancelFineTuningJob, cancel_fine_tuning_job
 from domain.commands.idempotency import Origin
 from domain.errors import InvalidRequest, InvalidState, NotFound
 from domain.inputs.job_create import FineTuneCreate, parse_fine_tuning_create
 from domain.inputs.training_file import FileRole, TemplateCheck
-from domain.limits import TRAINING_FILE_BYTES_MAX
 from domain.ports import ObjectMissing
-from projections.work import files, fine_tuning_events, fine_tuning_jobs
-from projections.work.files import FileRow
+from domain.stored import StoredObject
+from projections.work import fine_tuning_events, fine_tuning_jobs
 from projections.work.fine_tuning_jobs import JobRow
 
 LIMIT_MAX = 100
 JOBS_DEFAULT = 20
 EVENTS_DEFAULT = 20
 CHECKPOINTS_DEFAULT = 10
-CHECKED_FILES_MAX = 10_000
 
 
 async def create(call: Call) -> Response:
@@ -44,54 +46,37 @@ async def create(call: Call) -> Response:
     wanted = parse_fine_tuning_create(body)
 
     async def decide(origin: Origin) -> str:
-        await _check_file(call, wanted, wanted.training_file, role="training file")
-        if wanted.validation_file is not None:
-            await _check_file(call, wanted, wanted.validation_file, role="validation file")
-        return await call.execute(
-            create_fine_tuning_job, CreateFineTuningJob(origin=origin, create=wanted)
-        )
+        command = CreateFineTuningJob(origin=origin, create=wanted)
+        admission = await call.execute(admit_fine_tuning_job, command)
+        if admission.made is not None:
+            return admission.made
+        for role, stored in admission.files:
+            await _must_fit_template(call, wanted, stored, role=role)
+        return await call.execute(create_fine_tuning_job, command)
 
     made = await create_once(call, body_sha256=canonical_sha256(body), create=decide)
     return json_response(job_object(await _job(call, made)))
 
 
-async def _check_file(call: Call, wanted: FineTuneCreate, file_id: str, *, role: FileRole) -> None:
-    """Reads a fine-tune file for what the base's template would do to its text. Whether the job may
-    use the file at all is the command's part. Raises NotFound, InvalidRequest or InvalidFile."""
-    param = role.replace(" ", "_")
-    row = await call.read(files.get, account_id=call.caller.account_id, file_id=file_id)
-    if row is None:
-        raise NotFound(f"No such file: {param}.", param=param)
-    if row.purpose == "batch_output":
-        raise InvalidRequest(
-            "Training on a batch's output file is not offered yet. Upload its answers as chat rows "
-            "with purpose=fine-tune, and name that file.",
-            param=param,
-        )
-    checked = call.api.templates_checked
-    if (
-        row.purpose != "fine-tune"
-        or row.bytes > TRAINING_FILE_BYTES_MAX
-        or (row.sha256, wanted.base.id) in checked
-    ):
-        return
-    await _check_template(call, wanted, row, role=role)
-    if len(checked) >= CHECKED_FILES_MAX:
-        checked.clear()
-    checked.add((row.sha256, wanted.base.id))
-
-
-async def _check_template(
-    call: Call, wanted: FineTuneCreate, row: FileRow, *, role: FileRole
+async def _must_fit_template(
+    call: Call, wanted: FineTuneCreate, stored: StoredObject, *, role: FileRole
 ) -> None:
-    check = TemplateCheck(wanted.base, wanted.training, file=role)
-    try:
-        async for piece in call.api.control.objects.get(row.object_key):
-            await asyncio.to_thread(check.feed, piece)
-    except ObjectMissing:
-        param = role.replace(" ", "_")
-        raise NotFound(f"No such file: {param}.", param=param) from None
-    await asyncio.to_thread(check.finish)
+    """Reads a file for what the base's template would do to its text. Raises NotFound, InvalidFile
+    or RateLimited."""
+    account_id, checks = call.caller.account_id, call.api.file_checks
+
+    async def read() -> None:
+        check = TemplateCheck(wanted.base, wanted.training, file=role)
+        try:
+            async for piece in call.api.control.objects.get(stored.key):
+                await checks.in_turn(account_id, check.feed, piece)
+        except ObjectMissing:
+            param = role.replace(" ", "_")
+            raise NotFound(f"No such file: {param}.", param=param) from None
+        await checks.in_turn(account_id, check.finish)
+
+    asked = Asked(sha256=stored.sha256, base=wanted.base.id, role=role)
+    await checks.must_pass(account_id, asked, read)
 
 
 async def list_all(call: Call) -> Response:

@@ -1,7 +1,8 @@
 """POST /fine_tuning/jobs: quotes the job, takes its slots and files; nothing is held or run yet.
 
-The caller has read both files for control tokens of the base's template, which depends on their
-bytes alone; all else is decided here, from aggregates.
+Two commands, since between them the caller reads both files for control tokens of the base's
+template, which is costly and depends on their bytes alone. All else is decided here, from
+aggregates, and first: what a limit refuses costs no reading.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from domain.errors import InvalidRequest
 from domain.file import File
 from domain.fine_tuned_model import FineTunedModel
 from domain.inputs.job_create import FineTuneCreate
-from domain.inputs.training_file import TrainingFacts
+from domain.inputs.training_file import FileRole, TrainingFacts
 from domain.ledger.account import Account
 from domain.ledger.key_spend import KeySpend
 from domain.ledger.price_book import PriceBook
 from domain.limits import JOB_SECONDS_MAX, WAITING_SECONDS_MAX
+from domain.stored import StoredObject
 from domain.unit_of_work import UnitOfWork
 from domain.work.fine_tuning_job import FineTuningJob, JobFile, JobSettings
 from domain.work.quote import FineTuneQuote, JobInput, quote_fine_tune
@@ -33,6 +35,27 @@ class CreateFineTuningJob:
     create: FineTuneCreate
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """`made` is the id of what the same `Idempotency-Key` made before; without it, `files` are to
+    be read."""
+
+    made: str | None
+    files: tuple[tuple[FileRole, StoredObject], ...] = ()
+
+
+def admit_fine_tuning_job(uow: UnitOfWork, command: CreateFineTuningJob) -> Admission:
+    """Decides what can be decided without reading a file. Reads only. Raises as the create."""
+    made = made_before(uow, command.origin)
+    if made is not None:
+        return Admission(made=made)
+    training, validation, _ = _admitted(uow, command)
+    files: list[tuple[FileRole, StoredObject]] = [("training file", training.object)]
+    if validation is not None:
+        files.append(("validation file", validation.object))
+    return Admission(made=None, files=tuple(files))
+
+
 def create_fine_tuning_job(uow: UnitOfWork, command: CreateFineTuningJob) -> str:
     """Creates a job in `validating_files`; returns its id. Raises NotFound for a file, InvalidFile
     for one that the job cannot use, LimitExceeded for the account's or the key's limits."""
@@ -40,23 +63,9 @@ def create_fine_tuning_job(uow: UnitOfWork, command: CreateFineTuningJob) -> str
     made = made_before(uow, origin)
     if made is not None:
         return made
-    training = _fine_tune_file(uow, origin, create.training_file, param="training_file")
-    validation = (
-        _fine_tune_file(uow, origin, create.validation_file, param="validation_file")
-        if create.validation_file is not None
-        else None
-    )
-    prices = uow.get(PriceBook, ids.PRICE_BOOK_ID).current
-    quote = quote_fine_tune(
-        create,
-        training=_job_input(training),
-        validation=_job_input(validation) if validation is not None else None,
-        prices=prices,
-    )
-    uow.get(KeySpend, origin.key_id).must_allow(quote.maximum_nano_usd, now=uow.now)
-    account = uow.get(Account, origin.account_id)
+    training, validation, quote = _admitted(uow, command)
     job_id = _free_job_id(uow, create, origin.account_id)
-    account.take_fine_tune_slot(job_id, envelope=uow.envelope)
+    uow.get(Account, origin.account_id).take_fine_tune_slot(job_id, envelope=uow.envelope)
     for file in (training, validation):
         if file is not None:
             file.pin(job_id, envelope=uow.envelope)
@@ -75,8 +84,36 @@ def create_fine_tuning_job(uow: UnitOfWork, command: CreateFineTuningJob) -> str
     return job_id
 
 
+def _admitted(
+    uow: UnitOfWork, command: CreateFineTuningJob
+) -> tuple[File, File | None, FineTuneQuote]:
+    """The files and the quote. Raises as the create, for all that it can be refused for."""
+    origin, create = command.origin, command.create
+    training = _fine_tune_file(uow, origin, create.training_file, param="training_file")
+    validation = (
+        _fine_tune_file(uow, origin, create.validation_file, param="validation_file")
+        if create.validation_file is not None
+        else None
+    )
+    quote = quote_fine_tune(
+        create,
+        training=_job_input(training),
+        validation=_job_input(validation) if validation is not None else None,
+        prices=uow.get(PriceBook, ids.PRICE_BOOK_ID).current,
+    )
+    uow.get(KeySpend, origin.key_id).must_allow(quote.maximum_nano_usd, now=uow.now)
+    uow.get(Account, origin.account_id).must_have_fine_tune_slot()
+    return training, validation, quote
+
+
 def _fine_tune_file(uow: UnitOfWork, origin: Origin, file_id: str, *, param: str) -> File:
     file = file_of(uow, origin.account_id, file_id, param=param)
+    if file.purpose == "batch_output":
+        raise InvalidRequest(
+            "Training on a batch's output file is not offered yet. Upload its answers as chat rows "
+            "with purpose=fine-tune, and name that file.",
+            param=param,
+        )
     if file.purpose != "fine-tune":
         raise InvalidRequest(
             f'{param} must be a file of purpose "fine-tune", not "{file.purpose}".', param=param

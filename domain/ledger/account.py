@@ -68,9 +68,9 @@ class Account(Aggregate, topic="gridline.account"):
         assert amount_nano_usd > 0
         self._credit_granted(amount_nano_usd=amount_nano_usd, reason=reason, envelope=envelope)
 
-    def take_fine_tune_slot(self, job_id: str, *, envelope: Envelope) -> None:
-        """Takes an open-job slot and a model slot. Raises SlotsFull, or LimitExceeded where
-        only deleting a model helps."""
+    def must_have_fine_tune_slot(self) -> None:
+        """Whether an open-job slot and a model slot are free. Raises SlotsFull, or LimitExceeded
+        where only deleting a model helps."""
         self._must_have_room(
             "open_fine_tunes",
             in_use=len(self.open_fine_tunes),
@@ -85,6 +85,10 @@ class Account(Aggregate, topic="gridline.account"):
             fix="Delete a model, or wait for a job to end.",
             refusal=LimitExceeded,
         )
+
+    def take_fine_tune_slot(self, job_id: str, *, envelope: Envelope) -> None:
+        """Takes both. Raises as `must_have_fine_tune_slot`."""
+        self.must_have_fine_tune_slot()
         self._fine_tune_slot_taken(job_id=job_id, envelope=envelope)
 
     def free_fine_tune_slot(
