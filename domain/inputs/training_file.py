@@ -16,8 +16,8 @@ from domain.catalog import CATALOG, BaseModel, FineTuning
 from domain.errors import InvalidFile
 from domain.inputs.jsonl import Line, LineSplitter
 from domain.inputs.token_estimate import CharacterCounts
-from domain.inputs.training_row import ChatRow, Message, PreferenceRow, TrainingRow, parse_row
-from domain.limits import MIB, TRAINING_LINE_BYTES_MAX
+from domain.inputs.training_row import ChatRow, Message, PreferenceRow, TrainingRow, read_row
+from domain.limits import TRAINING_LINE_BYTES_MAX
 from domain.stored import StoredModel
 
 FileRole = Literal["training file", "validation file"]
@@ -91,7 +91,7 @@ class TrainingFileCheck:
         )
 
     def _check(self, line: Line) -> None:
-        row = _row(line)
+        row = read_row(line)
         kind: Literal["chat", "preference"] = "chat" if isinstance(row, ChatRow) else "preference"
         if self._kind not in (None, kind):
             raise InvalidFile(
@@ -186,16 +186,6 @@ def _alternates(row: TrainingRow) -> bool:
     )
 
 
-def _row(line: Line) -> TrainingRow:
-    if line.content is None:
-        raise InvalidFile(
-            f"Line {line.number} is larger than {TRAINING_LINE_BYTES_MAX // MIB} MiB.",
-            code="line_too_large",
-            line=line.number,
-        )
-    return parse_row(line.content, line=line.number)
-
-
 class TemplateCheck:
     """Create's reading of a file that upload has accepted, for one base.
 
@@ -221,7 +211,7 @@ class TemplateCheck:
             self._check(line)
 
     def _check(self, line: Line) -> None:
-        row = _row(line)
+        row = read_row(line)
         last = (
             (row.preferred, row.non_preferred)
             if isinstance(row, PreferenceRow)

@@ -1,9 +1,10 @@
-"""One line of a fine-tune file, checked and made plain.
+"""One line of a fine-tune file, checked and made plain: the one reader of training rows.
 
 A chat row is a conversation, a preference row a prompt with two answers. Called by the upload's
-check, by create's template check and by whoever reads rows afterwards. What the product does not
-offer is refused by name; an explicit null of an optional OpenAI field is its absence. No message of
-a refusal ever holds text of the row.
+check, by create's template check and by the runner that trains, so that what was checked is what
+trains. What the product does not offer is refused by name; null of any field of OpenAI's, and an
+empty list or object where that means none, is its absence. No message of a refusal ever holds text
+of the row.
 """
 
 from __future__ import annotations
@@ -14,21 +15,85 @@ from typing import Any, NoReturn
 
 from domain.catalog import Role
 from domain.errors import InvalidFile
+from domain.inputs.jsonl import Line
 from domain.inputs.strict_json import InvalidJson, parse_json
-from domain.limits import ROW_MESSAGES_MAX
+from domain.limits import MIB, ROW_MESSAGES_MAX, TRAINING_LINE_BYTES_MAX
 
 _ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
-_OPTIONAL_ROW_FIELDS = ("tools", "functions", "parallel_tool_calls")
-_OPTIONAL_MESSAGE_FIELDS = (
-    "name",
-    "tool_calls",
-    "tool_call_id",
-    "function_call",
-    "refusal",
-    "audio",
-    "weight",
+_EMPTY: dict[str, object] = {
+    "annotations": [],
+    "content_parts": [],
+    "functions": [],
+    "logit_bias": {},
+    "metadata": {},
+    "stop": [],
+    "tool_calls": [],
+    "tools": [],
+}
+"""What says "none" in a field beside null."""
+_ROW_FIELDS = frozenset(
+    (
+        "audio",
+        "frequency_penalty",
+        "function_call",
+        "functions",
+        "logit_bias",
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "metadata",
+        "modalities",
+        "model",
+        "moderation",
+        "n",
+        "parallel_tool_calls",
+        "prediction",
+        "presence_penalty",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "reasoning_effort",
+        "response_format",
+        "safety_identifier",
+        "seed",
+        "service_tier",
+        "stop",
+        "store",
+        "stream",
+        "stream_options",
+        "temperature",
+        "tool_choice",
+        "tools",
+        "top_logprobs",
+        "top_p",
+        "user",
+        "verbosity",
+        "web_search_options",
+    )
 )
+"""OpenAI's fields of a chat request besides its messages: clients store requests as rows."""
+_MESSAGE_FIELDS = frozenset(
+    (
+        "annotations",
+        "audio",
+        "content_parts",
+        "function_call",
+        "id",
+        "name",
+        "parsed",
+        "reasoning_content",
+        "refusal",
+        "tool_call_id",
+        "tool_calls",
+        "weight",
+    )
+)
+"""OpenAI's fields of a message besides role and content, and `reasoning_content`, which servers of
+open models answer: clients store what an SDK dumps of an answer."""
 _SAFE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,39}")
+
+
+_PLAIN = {"role", "content"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +109,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ChatRow:
-    """A conversation with at least one trained assistant message."""
+    """A conversation with at least one trained assistant message. `line` counts from 1, blank lines
+    included."""
 
+    line: int
     messages: tuple[Message, ...]
 
 
@@ -53,6 +120,7 @@ class ChatRow:
 class PreferenceRow:
     """A prompt that ends with the user, and two different answers to it."""
 
+    line: int
     prompt: tuple[Message, ...]
     preferred: Message
     non_preferred: Message
@@ -66,15 +134,23 @@ class PreferenceRow:
 TrainingRow = ChatRow | PreferenceRow
 
 
-def parse_row(raw: bytes, *, line: int) -> TrainingRow:
-    """Reads one line. Raises InvalidFile (`invalid_json`, `invalid_messages`) with the line."""
+def read_row(line: Line) -> TrainingRow:
+    """Reads one line. Raises InvalidFile (`line_too_large`, `invalid_json`, `invalid_messages`)
+    with its number."""
+    number = line.number
+    if line.content is None:
+        raise InvalidFile(
+            f"Line {number} is larger than {TRAINING_LINE_BYTES_MAX // MIB} MiB.",
+            code="line_too_large",
+            line=number,
+        )
     try:
-        value = parse_json(raw)
+        value = parse_json(line.content)
     except InvalidJson as error:
         raise InvalidFile(
-            f"Line {line} is not valid JSON: {error.message}.", code="invalid_json", line=line
+            f"Line {number} is not valid JSON: {error.message}.", code="invalid_json", line=number
         ) from None
-    return _RowReader(line).row(value)
+    return _RowReader(number).row(value)
 
 
 class _RowReader:
@@ -91,19 +167,19 @@ class _RowReader:
         return self._chat_row(value)
 
     def _chat_row(self, value: dict[str, Any]) -> ChatRow:
-        self._refuse_others(value, known=("messages",), optional=_OPTIONAL_ROW_FIELDS)
+        self._refuse_others(value, known=("messages",), optional=_ROW_FIELDS)
         messages = self._messages(value, "messages", prompt=False)
         if not any(message.trained for message in messages):
             self._refuse("messages needs at least one assistant message to train on")
-        return ChatRow(messages)
+        return ChatRow(self._line, messages)
 
     def _preference_row(self, value: dict[str, Any]) -> PreferenceRow:
         known = ("input", "preferred_output", "non_preferred_output")
-        self._refuse_others(value, known=known, optional=_OPTIONAL_ROW_FIELDS)
+        self._refuse_others(value, known=known, optional=_ROW_FIELDS)
         given = value.get("input")
         if not isinstance(given, dict):
             self._refuse("input must be an object with a messages list")
-        self._refuse_others(given, known=("messages",), optional=_OPTIONAL_ROW_FIELDS, at="input.")
+        self._refuse_others(given, known=("messages",), optional=_ROW_FIELDS, at="input.")
         prompt = self._messages(given, "input.messages", prompt=True)
         if prompt[-1].role != "user":
             self._refuse("input.messages must end with a user message")
@@ -111,7 +187,7 @@ class _RowReader:
         non_preferred = self._answer(value, "non_preferred_output")
         if preferred.content == non_preferred.content:
             self._refuse("preferred_output and non_preferred_output must differ")
-        return PreferenceRow(prompt, preferred, non_preferred)
+        return PreferenceRow(self._line, prompt, preferred, non_preferred)
 
     def _messages(self, holder: dict[str, Any], path: str, *, prompt: bool) -> tuple[Message, ...]:
         given = holder.get("messages")
@@ -143,7 +219,7 @@ class _RowReader:
         role = self._role(given, path)
         if role == "system" and not first:
             self._refuse(f"{path}: a system message may only be the first message")
-        if len(given) > 2:
+        if given.keys() != _PLAIN:
             self._refuse_message_fields(given, path, role=role)
         return Message(
             role=role,
@@ -183,7 +259,7 @@ class _RowReader:
         self._refuse_others(
             given,
             known=("role", "content", "weight") if role == "assistant" else ("role", "content"),
-            optional=_OPTIONAL_MESSAGE_FIELDS,
+            optional=_MESSAGE_FIELDS,
             at=f"{path}.",
         )
 
@@ -192,11 +268,11 @@ class _RowReader:
         given: dict[str, Any],
         *,
         known: tuple[str, ...],
-        optional: tuple[str, ...],
+        optional: frozenset[str],
         at: str = "",
     ) -> None:
         for name, value in given.items():
-            if name in known or (value is None and name in optional):
+            if name in known or (name in optional and _says_none(name, value)):
                 continue
             if not _SAFE_NAME.fullmatch(name):
                 self._refuse(f"{at.rstrip('.') or 'the row'} holds an unknown field")
@@ -205,3 +281,7 @@ class _RowReader:
 
     def _refuse(self, reason: str) -> NoReturn:
         raise InvalidFile(f"Line {self._line}: {reason}.", code="invalid_messages", line=self._line)
+
+
+def _says_none(name: str, value: object) -> bool:
+    return value is None or (name in _EMPTY and value == _EMPTY[name])

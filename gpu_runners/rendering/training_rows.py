@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from domain.errors import GridlineError
+from domain.inputs.training_row import ChatRow
 from gpu_runners.rendering.chat_template import ChatTemplate, RolesRefused
 from gpu_runners.rendering.text_encoding import Encoded, Letters
 
@@ -101,20 +102,16 @@ class Renderer:
         self._skeletons: dict[tuple[tuple[str, ...], bool], str | None] = {}
         self._turns: dict[tuple[tuple[str, ...], bool], _Turn] = {}
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, line: int) -> RenderedRow | None:
-        """The row's samples, or None when no trained token is left within `max_seq_length`.
-
-        `line` is the row's number in its file, for messages. Raises TrainingRefused with
-        `template_mismatch`.
-        """
-        self._refuse_control_tokens(messages, line)
-        roles = tuple(str(m["role"]) for m in messages)
-        contents, letters = self._encoder.shielded([str(m["content"]) for m in messages])
+    def render(self, given: ChatRow) -> RenderedRow | None:
+        """The row's samples, or None when no trained token is left within `max_seq_length`. Raises
+        TrainingRefused with `template_mismatch`."""
+        messages, line = given.messages, given.line
+        self._refuse_control_tokens(given)
+        roles = tuple(m.role for m in messages)
+        contents, letters = self._encoder.shielded([m.content for m in messages])
         row = _Row(line, roles, contents, letters)
         thinks = roles[-1] == "assistant" and _THINK.match(contents[-1]) is not None
-        trained = [
-            i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight") != 0
-        ]
+        trained = [i for i, m in enumerate(messages) if m.trained]
         full = self._skeleton(roles, thinks, line)
         if full is not None:
             self._require_equal(full, row, len(roles), generation=False)
@@ -287,11 +284,11 @@ class Renderer:
         if at != len(real):
             raise _mismatch(line, message, "the base's chat template would change its text")
 
-    def _refuse_control_tokens(self, messages: Sequence[Mapping[str, Any]], line: int) -> None:
-        for i, message in enumerate(messages):
+    def _refuse_control_tokens(self, given: ChatRow) -> None:
+        for i, message in enumerate(given.messages):
             for token in self._control_tokens:
-                if token in message["content"]:
-                    raise _mismatch(line, i, f"its text holds the control token {token}")
+                if token in message.content:
+                    raise _mismatch(given.line, i, f"its text holds the control token {token}")
 
 
 def _mark(message: int) -> str:

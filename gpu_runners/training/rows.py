@@ -10,20 +10,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from domain.errors import InvalidFile
 from domain.inputs.jsonl import Line, LineSplitter
-from domain.inputs.strict_json import InvalidJson, parse_json
+from domain.inputs.training_row import ChatRow, read_row
 from domain.limits import MIB, TRAINING_LINE_BYTES_MAX
 from gpu_runners.rendering.training_rows import RenderedRow, Renderer, TrainingRefused
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRow:
-    """One conversation. `line` counts from 1, blank lines included."""
-
-    line: int
-    messages: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +27,7 @@ class RenderedRows:
 
 
 def read_chat_rows(path: Path) -> list[ChatRow]:
-    """The file was checked when it was uploaded; what still does not read is `invalid_row`."""
+    """With the upload's own reader. What does not read all the same is `invalid_row`."""
     splitter = LineSplitter(line_bytes_max=TRAINING_LINE_BYTES_MAX)
     rows: list[ChatRow] = []
     with path.open("rb") as file:
@@ -64,18 +56,16 @@ def shuffled(count: int, *, seed: int, purpose: str) -> list[int]:
 
 def render_rows(renderer: Renderer, rows: Sequence[ChatRow]) -> RenderedRows:
     """Raises TrainingRefused with `template_mismatch`, naming the first row that does not fit."""
-    rendered = [renderer.render(row.messages, line=row.line) for row in rows]
+    rendered = [renderer.render(row) for row in rows]
     kept = tuple(row for row in rendered if row is not None)
     return RenderedRows(kept, len(rendered) - len(kept))
 
 
 def _row(line: Line) -> ChatRow:
     try:
-        messages = parse_json(line.content or b"")["messages"]
-        if messages and all(
-            isinstance(m["role"], str) and isinstance(m["content"], str) for m in messages
-        ):
-            return ChatRow(line.number, list(messages))
-    except (InvalidJson, KeyError, TypeError):
-        pass
-    raise TrainingRefused(f"Row {line.number} is not a chat row.", code="invalid_row")
+        row = read_row(line)
+    except InvalidFile as refused:
+        raise TrainingRefused(refused.message, code="invalid_row") from None
+    if not isinstance(row, ChatRow):
+        raise TrainingRefused(f"Line {line.number} is not a chat row.", code="invalid_row")
+    return row

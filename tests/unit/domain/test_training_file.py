@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.chat import (
+    ChatCompletionAssistantMessageParam,
+    ChatCompletionStoreMessage,
+    ChatCompletionToolMessageParam,
+    ParsedChatCompletionMessage,
+)
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
 from domain.catalog import CATALOG
 from domain.errors import InvalidFile
 from domain.inputs.training_file import FileRole, TemplateCheck, TrainingFacts, TrainingFileCheck
-from domain.inputs.training_row import ChatRow, PreferenceRow, parse_row
+from domain.inputs.training_row import PreferenceRow
+from tests.factories import chat_row, training_row
 from tests.unit.case_files import case_bytes, case_names
 
 MIB = 1024 * 1024
@@ -141,7 +149,7 @@ def test_content_is_a_non_empty_string(name: str) -> None:
 
 
 def test_spaces_around_content_stay_part_of_it() -> None:
-    row = parse_row(jsonl(chat(("user", "a"), ("assistant", "  billing "))), line=1)
+    row = chat_row(chat(("user", "a"), ("assistant", "  billing ")))
     assert row.messages[1].content == "  billing "
 
 
@@ -161,14 +169,24 @@ def test_roles_may_come_in_any_order_but_for_the_system(name: str) -> None:
 @pytest.mark.parametrize(
     ("row", "word"),
     [
-        (chat(("user", "a"), ("assistant", "b"), tools=[]), "tools"),
-        (chat(("user", "a"), ("assistant", "b"), functions=[]), "functions"),
+        (chat(("user", "a"), ("assistant", "b"), tools=[{}]), "tools"),
+        (chat(("user", "a"), ("assistant", "b"), functions=[{}]), "functions"),
+        (chat(("user", "a"), ("assistant", "b"), tool_choice="none"), "tool_choice"),
+        (chat(("user", "a"), ("assistant", "b"), parallel_tool_calls=True), "parallel_tool_calls"),
+        (chat(("user", "a"), ("assistant", "b"), temperature=1), "temperature"),
+        (chat(("user", "a"), ("assistant", "b"), score=None), "score"),
+        (chat(("user", "a"), ("assistant", "b"), score=[]), "score"),
         (chat(("user", "a"), ("assistant", "b"), score=1), "score"),
         (chat(("user", "a"), ("tool", "b")), "tool"),
         (chat(("user", "a"), ("function", "b")), "function"),
         (chat(("developer", "a"), ("assistant", "b")), "developer"),
         ({"messages": [{"role": "user", "content": "a", "name": "x"}]}, "name"),
-        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": []}]}, "tool_calls"),
+        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [1]}]}, "tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "function_call": {}}]}, "[0].function_call"),
+        ({"messages": [{"role": "user", "name": "x"}]}, "[0].name"),
+        ({"messages": [{"role": "assistant", "content": None, "audio": {}}]}, "[0].audio"),
+        ({"messages": [{"role": "assistant", "content": "a", "name": []}]}, "name"),
         ({"messages": [{"role": "user", "content": "a", "weight": 1}]}, "weight"),
         ({"messages": [{"role": "assistant", "content": "a", "weight": True}]}, "weight"),
         ({"messages": [{"role": "assistant", "content": "a", "weight": 2}]}, "weight"),
@@ -181,15 +199,52 @@ def test_what_is_not_offered_is_refused_by_name(row: Any, word: str) -> None:
     assert word in refused.message
 
 
-def test_an_explicit_null_of_an_optional_field_is_its_absence() -> None:
-    row = {
-        "messages": [
-            {"role": "user", "content": "a", "name": None, "weight": None},
-            {"role": "assistant", "content": "b", "tool_calls": None, "refusal": None},
-        ],
-        "tools": None,
-        "parallel_tool_calls": None,
+PAIR = {
+    "input": {"messages": [{"role": "user", "content": "a"}]},
+    "preferred_output": [{"role": "assistant", "content": "b"}],
+    "non_preferred_output": [{"role": "assistant", "content": "c"}],
+}
+ROW_FIELDS = sorted(get_type_hints(CompletionCreateParamsBase).keys() - {"messages"})
+MESSAGE_FIELDS = sorted(
+    {
+        *ParsedChatCompletionMessage.model_fields,
+        *ChatCompletionStoreMessage.model_fields,
+        *get_type_hints(ChatCompletionAssistantMessageParam),
+        *get_type_hints(ChatCompletionToolMessageParam),
+        "reasoning_content",
+        "weight",
     }
+    - {"role", "content"}
+)
+
+
+@pytest.mark.parametrize("name", [*ROW_FIELDS, "stream"])
+def test_null_of_any_field_of_openais_request_is_its_absence(name: str) -> None:
+    assert facts(jsonl(PLAIN | {name: None})) == facts(jsonl(PLAIN))
+    given = PAIR["input"]
+    assert isinstance(given, dict)
+    pair = PAIR | {name: None, "input": given | {name: None}}
+    assert facts(jsonl(pair)) == facts(jsonl(PAIR))
+
+
+@pytest.mark.parametrize("name", MESSAGE_FIELDS)
+def test_null_of_any_field_of_openais_message_is_its_absence(name: str) -> None:
+    messages = [message | {name: None} for message in PLAIN["messages"]]
+    assert facts(jsonl({"messages": messages})) == facts(jsonl(PLAIN))
+
+
+@pytest.mark.parametrize(
+    ("name", "empty"),
+    [("tools", []), ("functions", []), ("metadata", {}), ("logit_bias", {}), ("stop", [])],
+)
+def test_an_empty_list_or_object_that_means_none_is_absence(name: str, empty: object) -> None:
+    assert facts(jsonl(PLAIN | {name: empty})) == facts(jsonl(PLAIN))
+
+
+def test_what_an_sdk_dumps_of_an_answer_is_a_message() -> None:
+    answer = ParsedChatCompletionMessage(role="assistant", content="b", annotations=[])
+    dumped = answer.model_dump() | {"reasoning_content": None, "tool_calls": []}
+    row = {"messages": [{"role": "user", "content": "a"}, dumped], "tools": [], "metadata": None}
     assert facts(jsonl(row)) == facts(jsonl(chat(("user", "a"), ("assistant", "b"))))
 
 
@@ -211,20 +266,16 @@ def test_an_unknown_field_is_placed_in_words(row: Any, place: str) -> None:
 
 
 def test_weight_zero_keeps_a_turn_as_context() -> None:
-    row = parse_row(
-        jsonl(
-            {
-                "messages": [
-                    {"role": "user", "content": "a"},
-                    {"role": "assistant", "content": "b", "weight": 0},
-                    {"role": "user", "content": "c"},
-                    {"role": "assistant", "content": "d", "weight": 1},
-                ]
-            }
-        ),
-        line=1,
+    row = chat_row(
+        {
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "b", "weight": 0},
+                {"role": "user", "content": "c"},
+                {"role": "assistant", "content": "d", "weight": 1},
+            ]
+        }
     )
-    assert isinstance(row, ChatRow)
     assert [message.trained for message in row.messages] == [False, False, False, True]
 
 
@@ -238,11 +289,11 @@ def test_a_preference_row_has_one_answer_each_side(name: str) -> None:
     refused = refusal(content)
     assert (refused.code, refused.line) == ("invalid_messages", 4)
     if name == "with-tools.jsonl":
-        assert "tools" in refused.message
+        assert "parallel_tool_calls" in refused.message
 
 
 def test_a_preference_row_counts_its_prompt_once_and_both_answers() -> None:
-    row = parse_row(case_bytes("preference", "ok.jsonl").splitlines()[0], line=1)
+    row = training_row(case_bytes("preference", "ok.jsonl").splitlines()[0])
     assert isinstance(row, PreferenceRow)
     assert len(row.messages) == len(row.prompt) + 2
     assert [message.trained for message in row.messages[-2:]] == [True, True]

@@ -22,8 +22,9 @@ from gpu_runners.inference.engine import EngineRefusal
 from gpu_runners.inference.prompts import EmbeddingPrompts
 from gpu_runners.rendering.chat_template import ChatTemplate
 from gpu_runners.rendering.training_rows import Renderer
-from gpu_runners.training.rows import ChatRow, render_rows
+from gpu_runners.training.rows import render_rows
 from gpu_runners.weights.store import Weights
+from tests.factories import chat_row
 
 CHAT = "smollm2-135m-instruct"
 EMBEDDING = "all-minilm-l6-v2"
@@ -71,7 +72,7 @@ def test_training_never_bills_more_tokens_than_its_quote_counts(
         check.feed(json.dumps(row).encode() + b"\n")
     bound = check.finish().token_bounds[CHAT]
     renderer = Renderer(tokenizer, control_tokens=(), max_seq_length=max_seq_length)
-    lines = [ChatRow(number, row["messages"]) for number, row in enumerate(rows, start=1)]
+    lines = [chat_row(row, line=number) for number, row in enumerate(rows, start=1)]
     rendered = render_rows(renderer, lines)
     assert sum(row.billed_tokens for row in rendered.rows) <= bound
 

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from domain.catalog import CATALOG
 from gpu_runners.rendering.chat_template import ChatTemplate
 from gpu_runners.rendering.training_rows import Renderer
+from tests.factories import chat_row
 from tests.unit.gpu_runners.tiny_model import BASE, CONTROL_TOKENS, chat
 
 ROWS = Path(__file__).parents[3] / "docs" / "demo" / "train.jsonl"
 ARGUMENTS = CATALOG[BASE].template_arguments
 
-# No halves of characters, which no row holds; some of the tokenizer's marks that are no control
-# tokens of the base, which a row may hold as letters.
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.lists(
-    st.sampled_from(["<gh_stars>", "<filename>", "<", "a"]), max_size=6
+# No halves of characters and no empty text, which no row holds; some of the tokenizer's marks that
+# are no control tokens of the base, which a row may hold as letters.
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30) | st.lists(
+    st.sampled_from(["<gh_stars>", "<filename>", "<", "a"]), min_size=1, max_size=6
 ).map("".join)
 
 
@@ -34,7 +35,7 @@ def prompts_in_training(tokenizer: Any, messages: list[dict[str, Any]]) -> list[
         max_seq_length=4096,
         arguments=ARGUMENTS,
     )
-    row = renderer.render(messages, line=1)
+    row = renderer.render(chat_row({"messages": messages}))
     assert row is not None
     return [sample.ids[:start].tolist() for sample in row.samples for start, _ in sample.spans]
 

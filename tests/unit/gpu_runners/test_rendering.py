@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_runners.rendering.training_rows import RenderedRow, Renderer, Sample, TrainingRefused
+from tests.factories import chat_row
 from tests.unit.gpu_runners.tiny_model import CONTROL_TOKENS, chat
 
 END = "<|im_end|>"
@@ -47,7 +48,7 @@ def renderer(tokenizer: Any, template: str | None = None, max_seq_length: int = 
 
 
 def render(tokenizer: Any, row: dict[str, Any], **options: Any) -> RenderedRow:
-    rendered = renderer(tokenizer, **options).render(row["messages"], line=7)
+    rendered = renderer(tokenizer, **options).render(chat_row(row, line=7))
     assert rendered is not None
     return rendered
 
@@ -117,7 +118,7 @@ def test_the_cut_keeps_the_front_and_bills_the_front(tokenizer: Any) -> None:
 def test_a_row_whose_cut_keeps_no_trained_token_is_dropped(tokenizer: Any) -> None:
     start = render(tokenizer, whole_row()).samples[0].spans[0][0]
     cut = renderer(tokenizer, max_seq_length=start)
-    assert cut.render(whole_row()["messages"], line=1) is None
+    assert cut.render(chat_row(whole_row())) is None
 
 
 def whole_row() -> dict[str, Any]:

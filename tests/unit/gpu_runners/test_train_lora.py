@@ -36,6 +36,7 @@ from gpu_runners.training.train_lora import (
     require_all_modules_learn,
     train,
 )
+from tests.factories import chat_row
 from tests.unit.gpu_runners.tiny_model import CONTROL_TOKENS, chat, task, write_rows
 
 CPU = BUDGETS["cpu"]
@@ -78,7 +79,7 @@ def training(tiny_base: TrainingBase, tmp_path: Path) -> Training:
 @pytest.fixture
 def samples(tokenizer: Any) -> list[Sample]:
     renderer = Renderer(tokenizer, control_tokens=CONTROL_TOKENS, max_seq_length=512)
-    rendered = [renderer.render(row["messages"], line=1) for row in ROWS]
+    rendered = [renderer.render(chat_row(row)) for row in ROWS]
     return [sample for row in rendered if row is not None for sample in row.samples]
 
 
@@ -248,11 +249,21 @@ def test_a_template_that_changes_a_row_stops_before_training(training: Training)
 
 def test_a_row_that_does_not_read_is_an_invalid_row(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(
-        b'\xef\xbb\xbf{"messages": [{"role": "user", "content": "a"}]}\n\n{"prompt": 1}\n'
-    )
-    with pytest.raises(TrainingRefused, match="Row 3 ") as refused:
+    good = json.dumps(ROWS[0]).encode()
+    path.write_bytes(b"\xef\xbb\xbf" + good + b'\r\n\n{"prompt": 1}\n')
+    with pytest.raises(TrainingRefused, match="Line 3: unsupported field: prompt") as refused:
         read_chat_rows(path)
+    assert refused.value.code == "invalid_row"
+
+
+def test_a_pair_of_answers_is_no_chat_row(tmp_path: Path) -> None:
+    pair = {
+        "input": {"messages": [{"role": "user", "content": "a"}]},
+        "preferred_output": [{"role": "assistant", "content": "b"}],
+        "non_preferred_output": [{"role": "assistant", "content": "c"}],
+    }
+    with pytest.raises(TrainingRefused, match="Line 1 is not a chat row") as refused:
+        read_chat_rows(write_rows(tmp_path / "rows.jsonl", [pair]))
     assert refused.value.code == "invalid_row"
 
 
