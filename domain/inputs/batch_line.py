@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from domain.catalog import CATALOG, CHAT_ENDPOINT, BaseModel, Endpoint, base_of_fine_tuned
+from domain.inputs.jsonl import array_hint
 from domain.inputs.requests.chat_body import ChatBody, read_chat_body
 from domain.inputs.requests.embeddings_body import EmbeddingsBody, read_embeddings_body
 from domain.inputs.requests.faults import Fault, invalid, missing, unsupported
@@ -51,9 +52,9 @@ def parse_request(
     try:
         value = parse_json(raw)
     except InvalidJson as error:
-        return [_not_a_line(f"Not valid JSON: {error.message}", line)]
+        return [_not_a_line(f"Not valid JSON: {error.message}{array_hint(raw, line=line)}", line)]
     if not isinstance(value, dict):
-        return [_not_a_line("The line must be a JSON object", line)]
+        return [_not_a_line(f"The line must be a JSON object{array_hint(raw, line=line)}", line)]
     errors = [_error(fault, line) for fault in _envelope_faults(value, endpoint)]
     body = value.get("body")
     if not isinstance(body, dict):

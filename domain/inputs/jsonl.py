@@ -27,6 +27,18 @@ class Line:
     content: bytes | None
 
 
+def array_hint(content: bytes, *, line: int) -> str:
+    """What the refusal of a line adds where the file is one JSON value and no lines of them, as
+    `json.dump(rows)` writes it."""
+    start = content.strip(b" \t\r")
+    if line != 1 or not (start.startswith(b"[") or start == b"{"):
+        return ""
+    return (
+        " (this looks like one JSON array or object for the whole file: write each row as a JSON "
+        "object on one line, with no brackets around and no commas between them)"
+    )
+
+
 class LineSplitter:
     """Splits what it is fed. `line_bytes_max` bounds a line without its end.
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from domain.catalog import Role
 from domain.errors import InvalidFile
-from domain.inputs.jsonl import Line
+from domain.inputs.jsonl import Line, array_hint
 from domain.inputs.strict_json import InvalidJson, parse_json
 from domain.limits import MIB, ROW_MESSAGES_MAX, TRAINING_LINE_BYTES_MAX
 
@@ -148,8 +148,18 @@ def read_row(line: Line) -> TrainingRow:
         value = parse_json(line.content)
     except InvalidJson as error:
         raise InvalidFile(
-            f"Line {number} is not valid JSON: {error.message}.", code="invalid_json", line=number
+            f"Line {number} is not valid JSON: {error.message}"
+            f"{array_hint(line.content, line=number)}.",
+            code="invalid_json",
+            line=number,
         ) from None
+    if not isinstance(value, dict):
+        raise InvalidFile(
+            f"Line {number}: each line must be a JSON object with a messages list"
+            f"{array_hint(line.content, line=number)}.",
+            code="invalid_messages",
+            line=number,
+        )
     return _RowReader(number).row(value)
 
 
@@ -159,9 +169,7 @@ class _RowReader:
     def __init__(self, line: int) -> None:
         self._line = line
 
-    def row(self, value: object) -> TrainingRow:
-        if not isinstance(value, dict):
-            self._refuse("each line must be a JSON object with a messages list")
+    def row(self, value: dict[str, Any]) -> TrainingRow:
         if "input" in value or "preferred_output" in value or "non_preferred_output" in value:
             return self._preference_row(value)
         return self._chat_row(value)

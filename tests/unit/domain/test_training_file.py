@@ -18,6 +18,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 
 from domain.catalog import CATALOG
 from domain.errors import InvalidFile
+from domain.inputs.batch_file import BatchFileCheck
 from domain.inputs.training_file import FileRole, TemplateCheck, TrainingFacts, TrainingFileCheck
 from domain.inputs.training_row import PreferenceRow
 from tests.factories import chat_row, training_row
@@ -91,6 +92,30 @@ def test_what_is_no_jsonl_is_refused_at_its_line(name: str, code: str, line: int
 def test_what_is_no_text_is_refused_at_its_line(name: str, line: int) -> None:
     refused = refusal(case_bytes("not_text", f"{name}.jsonl"))
     assert (refused.code, refused.line) == ("invalid_json", line)
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (case_bytes("not_jsonl", "array-pretty.jsonl"), "write each row as a JSON object on one"),
+        (case_bytes("not_jsonl", "array-one-line.jsonl"), "write each row as a JSON object on one"),
+        (json.dumps(PLAIN, indent=1).encode(), "write each row as a JSON object on one line"),
+        (case_bytes("not_text", "train-gzip.jsonl"), "looks like gzip"),
+        (case_bytes("not_text", "train-utf16le.jsonl"), "looks like UTF-16"),
+        (case_bytes("not_text", "lfs-pointer.jsonl"), "looks like a Git LFS pointer"),
+    ],
+    ids=["pretty array", "array", "pretty object", "gzip", "UTF-16", "LFS"],
+)
+@pytest.mark.parametrize("purpose", ["fine-tune", "batch"])
+def test_a_file_of_another_format_is_told_what_it_looks_like(
+    content: bytes, hint: str, purpose: str
+) -> None:
+    if purpose == "fine-tune":
+        assert hint in refusal(content).message
+        return
+    check = BatchFileCheck(endpoint="/v1/chat/completions", own_models={})
+    check.feed(content)
+    assert hint in check.finish().errors[0].message
 
 
 @pytest.mark.parametrize(
