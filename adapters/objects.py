@@ -13,16 +13,21 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.store import from_url
 
+from domain.errors import StoreAway
 from domain.ports import ObjectMissing, Objects
 from domain.stored import StoredObject
+
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
 
 PIECE_BYTES = 1 << 20
 """How much is read or written at a time."""
@@ -33,6 +38,13 @@ UNFINISHED = ".unfinished"
 UNFINISHED_SECONDS_MAX = 86_400
 """What a killed process left behind is removed after this."""
 PUT_TRIES = 5
+
+
+_MISSING = (FileNotFoundError, obstore.exceptions.NotFoundError)
+_RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=15)}
+"""Enough for a lost connection. A store that is away is told to whoever asked while they still
+wait: by itself the client would try for three minutes."""
+_REMOTE = (OSError, obstore.exceptions.BaseError)
 
 
 def open_store(url: str) -> Objects:
@@ -61,14 +73,19 @@ class DiskObjects:
         unfinished = self._unfinished / secrets.token_hex(16)
         digest, size = hashlib.sha256(), 0
         try:
-            with unfinished.open("xb", buffering=0) as output:
+            with _answering(OSError):
+                output = unfinished.open("xb", buffering=0)
+            with output:
                 async for piece in _pieces(chunks):
-                    await asyncio.to_thread(_append, output, digest, piece)
+                    with _answering(OSError):
+                        await asyncio.to_thread(_append, output, digest, piece)
                     size += len(piece)
-                await asyncio.to_thread(os.fsync, output.fileno())
-            await asyncio.to_thread(self._move_durably, unfinished, target)
+                with _answering(OSError):
+                    await asyncio.to_thread(os.fsync, output.fileno())
+                    await asyncio.to_thread(self._move_durably, unfinished, target)
         finally:
-            unfinished.unlink(missing_ok=True)
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
         return StoredObject(key=key, bytes=size, sha256=digest.hexdigest())
 
     async def put_file(self, key: str, path: Path) -> StoredObject:
@@ -77,26 +94,43 @@ class DiskObjects:
     async def get(
         self, key: str, *, start_byte: int = 0, end_byte: int | None = None
     ) -> AsyncIterator[bytes]:
-        try:
-            async for piece in _read_file(
-                self._path(key), start_byte=start_byte, end_byte=end_byte
-            ):
+        path = self._path(key)
+        with _answering(OSError):
+            if not path.is_file():
+                self._must_be_there()
+                raise ObjectMissing(key)
+            async for piece in _read_file(path, start_byte=start_byte, end_byte=end_byte):
                 yield piece
-        except (FileNotFoundError, IsADirectoryError):
-            raise ObjectMissing(key) from None
 
     async def size_bytes(self, key: str) -> int:
         path = self._path(key)
-        if not path.is_file():
-            raise ObjectMissing(key)
-        return path.stat().st_size
+        with _answering(OSError):
+            if not path.is_file():
+                self._must_be_there()
+                raise ObjectMissing(key)
+            return path.stat().st_size
 
     async def delete(self, key: str) -> None:
-        await asyncio.to_thread(self._remove, self._path(key))
+        with _answering(OSError):
+            self._must_be_there()
+            await asyncio.to_thread(self._remove, self._path(key))
 
     async def list_keys(self, prefix: str) -> AsyncIterator[str]:
-        for key in await asyncio.to_thread(lambda: sorted(self._keys(prefix))):
+        with _answering(OSError):
+            self._must_be_there()
+            keys = await asyncio.to_thread(lambda: sorted(self._keys(prefix)))
+        for key in keys:
             yield key
+
+    async def check(self) -> None:
+        probe = self._unfinished / secrets.token_hex(16)
+        with _answering(OSError):
+            await asyncio.to_thread(probe.touch)
+            await asyncio.to_thread(probe.unlink)
+
+    def _must_be_there(self) -> None:
+        """A disk that is not mounted has lost nothing."""
+        self._unfinished.stat()
 
     def _path(self, key: str) -> Path:
         parts = key.split("/")
@@ -142,22 +176,23 @@ class RemoteObjects:
     """`domain.ports.Objects` in a bucket."""
 
     def __init__(self, url: str) -> None:
-        self._store = from_url(url)
+        self._store = from_url(url, retry_config=_RETRY)
 
     async def put(self, key: str, chunks: AsyncIterator[bytes]) -> StoredObject:
-        digest, size = hashlib.sha256(), 0
-
-        async def measured() -> AsyncIterator[bytes]:
-            nonlocal size
-            async for piece in _pieces(chunks):
-                await asyncio.to_thread(digest.update, piece)
-                size += len(piece)
-                yield piece
-
-        await obstore.put_async(
-            self._store, key, measured(), chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
-        )
-        return StoredObject(key=key, bytes=size, sha256=digest.hexdigest())
+        measured = _Measured(chunks)
+        try:
+            await obstore.put_async(
+                self._store,
+                key,
+                measured.pieces(),
+                chunk_size=PART_BYTES,
+                max_concurrency=PARTS_AT_ONCE,
+            )
+        except Exception as error:
+            if measured.failure is not None:
+                raise measured.failure from error
+            raise StoreAway from error
+        return StoredObject(key=key, bytes=measured.bytes, sha256=measured.digest.hexdigest())
 
     async def put_file(self, key: str, path: Path) -> StoredObject:
         return await self.put(key, _read_file(path, start_byte=0, end_byte=None))
@@ -172,30 +207,66 @@ class RemoteObjects:
             if start_byte >= end_byte:
                 return
             options["range"] = (start_byte, end_byte)
-        try:
-            result = await obstore.get_async(self._store, key, options=options)  # type: ignore[arg-type]
-        except (FileNotFoundError, obstore.exceptions.NotFoundError):
-            raise ObjectMissing(key) from None
-        async for piece in result.stream(min_chunk_size=PIECE_BYTES):
-            yield bytes(piece)
+        with _answering(*_REMOTE):
+            try:
+                result = await obstore.get_async(self._store, key, options=options)  # type: ignore[arg-type]
+            except _MISSING:
+                raise ObjectMissing(key) from None
+            async for piece in result.stream(min_chunk_size=PIECE_BYTES):
+                yield bytes(piece)
 
     async def size_bytes(self, key: str) -> int:
-        try:
-            return int((await obstore.head_async(self._store, key))["size"])
-        except (FileNotFoundError, obstore.exceptions.NotFoundError):
-            raise ObjectMissing(key) from None
+        with _answering(*_REMOTE):
+            try:
+                return int((await obstore.head_async(self._store, key))["size"])
+            except _MISSING:
+                raise ObjectMissing(key) from None
 
     async def delete(self, key: str) -> None:
-        with suppress(FileNotFoundError, obstore.exceptions.NotFoundError):
+        with _answering(*_REMOTE), suppress(*_MISSING):
             await obstore.delete_async(self._store, key)
 
     async def list_keys(self, prefix: str) -> AsyncIterator[str]:
         # Stores match a prefix by whole path segments; the rest of it is compared here.
         folder = prefix.rpartition("/")[0]
-        async for page in obstore.list(self._store, folder or None):
-            for entry in page:
-                if entry["path"].startswith(prefix):
-                    yield entry["path"]
+        with _answering(*_REMOTE):
+            async for page in obstore.list(self._store, folder or None):
+                for entry in page:
+                    if entry["path"].startswith(prefix):
+                        yield entry["path"]
+
+    async def check(self) -> None:
+        async for _ in self.list_keys(f"{UNFINISHED}/"):
+            break
+
+
+class _Measured:
+    """A stream that is being stored, with what was seen of it. The client of remote stores wraps
+    what its stream raises: it is kept here."""
+
+    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
+        self._chunks = chunks
+        self.digest = hashlib.sha256()
+        self.bytes = 0
+        self.failure: Exception | None = None
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        try:
+            async for piece in _pieces(self._chunks):
+                await asyncio.to_thread(self.digest.update, piece)
+                self.bytes += len(piece)
+                yield piece
+        except Exception as error:
+            self.failure = error
+            raise
+
+
+@contextmanager
+def _answering(*failures: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except failures as error:
+        raise StoreAway from error
 
 
 async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

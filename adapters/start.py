@@ -14,6 +14,7 @@ from collections.abc import Callable
 from adapters.objects import open_store
 from adapters.settings import Settings, Unusable, process_environment
 from adapters.telemetry import configure_logging
+from domain.errors import StoreAway
 from domain.ports import Objects
 
 CANNOT_START = 2
@@ -40,10 +41,11 @@ async def usable_store(settings: Settings) -> Objects:
     try:
         store = open_store(settings.object_store_url)
         async with asyncio.timeout(STORE_SECONDS_MAX):
-            async for _ in store.list_keys("gridline-start/"):
-                break
+            await store.check()
     except TimeoutError:
         raise _unusable_store(settings, "it does not answer") from None
+    except StoreAway as away:
+        raise _unusable_store(settings, " ".join(f"{away.__cause__}".split())) from away
     except Exception as error:  # each store has errors of its own
         raise _unusable_store(settings, " ".join(f"{error}".split())) from error
     return store

@@ -11,13 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+import structlog
 from starlette.requests import Request
 
 from api.http.file_checks import FileChecks
+from domain.errors import StoreAway
 from domain.limits import UPLOAD_BYTES_MAX
 from domain.ports import Clock, IdSource, Objects
 from domain.unit_of_work import C, CommandContext, CommandWriter, Handler, R
 from projections.read_model import Connection
+
+log = structlog.stdlib.get_logger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -89,6 +93,15 @@ class Call:
     ) -> T:
         """See ControlPlane."""
         return await self.api.control.read(function, *args, **kwargs)
+
+    async def delete_objects(self, *keys: str) -> None:
+        """Of what is forgotten already: it is gone whatever the store answers. What the store keeps
+        is out of reach, and the worker's sweep removes it."""
+        for key in keys:
+            try:
+                await self.api.control.objects.delete(key)
+            except StoreAway:
+                log.warning("object not deleted", object_key=key)
 
     async def execute(self, handler: Handler[C, R], command: C) -> R:
         """Runs a command in the caller's name; what it raises is the answer."""

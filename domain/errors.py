@@ -170,6 +170,13 @@ class Overloaded(GridlineError):
     retryable = True
 
 
+class StoreAway(Overloaded):
+    """The object store does not answer, or takes nothing just now. Raised from what it said."""
+
+    def __init__(self) -> None:
+        super().__init__("The file store is away. Send the request again.", retry_after_seconds=5)
+
+
 class StorageOutcomeUnknown(GridlineError):
     """The answer of a commit was lost; the same request, sent again, gets its result."""
 

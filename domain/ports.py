@@ -36,11 +36,12 @@ class ObjectMissing(Exception):
 
 
 class Objects(Protocol):
-    """The object store. Keys are immutable: written once, or again with equal bytes."""
+    """The object store. Keys are immutable: written once, or again with equal bytes. Every method
+    raises StoreAway where the store does not answer."""
 
     async def put(self, key: str, chunks: AsyncIterator[bytes]) -> StoredObject:
-        """Stores a stream durably (fsync on a local disk) and returns its size and SHA-256.
-        Nothing is stored under `key` if the stream raises."""
+        """Stores a stream durably (fsync on a local disk) and returns its size and SHA-256. What
+        the stream raises comes out as it is, and then nothing is stored under `key`."""
         ...
 
     async def put_file(self, key: str, path: Path) -> StoredObject:
@@ -63,6 +64,10 @@ class Objects(Protocol):
 
     def list_keys(self, prefix: str) -> AsyncIterator[str]:
         """All keys under a prefix."""
+        ...
+
+    async def check(self) -> None:
+        """Whether the store can be used at all."""
         ...
 
 

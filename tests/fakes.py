@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from domain.errors import StoreAway
 from domain.ports import ObjectMissing, Record
 from domain.stored import StoredObject
 
@@ -88,7 +89,7 @@ class FakeObjects:
     def __init__(self) -> None:
         self.stored: dict[str, bytes] = {}
         self.failures = 0
-        """How many of the next operations raise OSError."""
+        """How many of the next operations raise StoreAway."""
 
     async def put(self, key: str, chunks: AsyncIterator[bytes]) -> StoredObject:
         return self.add(key, b"".join([chunk async for chunk in chunks]))
@@ -118,6 +119,9 @@ class FakeObjects:
             if key.startswith(prefix):
                 yield key
 
+    async def check(self) -> None:
+        self._fail()
+
     def add(self, key: str, content: bytes) -> StoredObject:
         """Stores bytes; other bytes under a used key are a mistake of the caller's."""
         assert self.stored.get(key, content) == content
@@ -127,7 +131,7 @@ class FakeObjects:
     def _fail(self) -> None:
         if self.failures:
             self.failures -= 1
-            raise OSError("the store is away")
+            raise StoreAway
 
 
 class FakeClock:

@@ -337,8 +337,9 @@ def _answers_ready(host: str, port: int) -> bool:
     connection = http.client.HTTPConnection(host, port, timeout=READY_ANSWER_SECONDS_MAX)
     try:
         connection.request("GET", "/readyz")
-        return connection.getresponse().status == http.HTTPStatus.OK
-    except (OSError, http.client.HTTPException):
+        answer = json.loads(connection.getresponse().read())
+        return bool(answer["ready"] and answer["runners"])
+    except (OSError, http.client.HTTPException, ValueError, KeyError):
         return False
     finally:
         connection.close()

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from api.http.file_checks import FileChecks
 from api.http.multipart import MultipartReader, PartHead, bare_filename
-from domain.errors import FileTooLarge, InvalidFile, InvalidRequest
+from domain.errors import FileTooLarge, InvalidFile, InvalidRequest, StoreAway
 from domain.file import Purpose
 from domain.inputs.body import read_body
 from domain.inputs.create_fields import ExpiresAfter
@@ -79,7 +80,8 @@ class UploadReceiver:
             return await self._finished()
         except BaseException:
             if self._file is not None:
-                await self._objects.delete(self._key)
+                with suppress(StoreAway):
+                    await self._objects.delete(self._key)
             raise
 
     async def _take(self, head: PartHead) -> None:
@@ -88,7 +90,8 @@ class UploadReceiver:
         if head.name == "file":
             if self._file is not None:
                 raise InvalidRequest("file is given more than once.", param="file")
-            self._file = (bare_filename(head.filename), await self._stored())
+            stored = await self._objects.put(self._key, self._pieces())
+            self._file = (bare_filename(head.filename), stored)
             return
         if head.name not in ("purpose", *_EXPIRY_FIELDS):
             name = bare_filename(head.name)
@@ -98,26 +101,6 @@ class UploadReceiver:
         self._fields[head.name] = await self._reader.text(head.name)
         if head.name == "purpose":
             self._purpose()
-
-    async def _stored(self) -> StoredObject:
-        """Stores the file part. Some stores wrap what their stream raises: it is unwrapped here."""
-        failure: Exception | None = None
-
-        async def pieces() -> AsyncIterator[bytes]:
-            nonlocal failure
-            try:
-                async for piece in self._pieces():
-                    yield piece
-            except Exception as error:
-                failure = error
-                raise
-
-        try:
-            return await self._objects.put(self._key, pieces())
-        except Exception as error:
-            if failure is not None and failure is not error:
-                raise failure from error
-            raise
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         """The file part in pieces, each checked while it is being stored."""

@@ -136,10 +136,10 @@ async def _record(call: Call, file_id: str, upload: Upload) -> str:
     except StorageOutcomeUnknown:
         raise  # the file may be recorded after all: its bytes must stay
     except BaseException:
-        await control.objects.delete(upload.object.key)
+        await call.delete_objects(upload.object.key)
         raise
     if made != file_id:
-        await control.objects.delete(upload.object.key)
+        await call.delete_objects(upload.object.key)
     return made
 
 
@@ -192,7 +192,7 @@ async def delete(call: Call) -> Response:
         if not repeats_lately(call, deleted_at):
             raise
     else:
-        await call.api.control.objects.delete(key)
+        await call.delete_objects(key)
     return json_response(file_deleted(file_id))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,8 +11,10 @@ from starlette.responses import Response
 from api.control import Api
 from api.http.json_response import json_response
 from api.http.metrics import CONTENT_TYPE
-from domain.errors import Overloaded
+from domain.errors import Overloaded, StoreAway
 from projections.direct import heartbeats
+
+STORE_SECONDS_MAX = 5.0
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -21,19 +25,32 @@ async def healthz(_: Request, __: Api) -> Response:
 
 
 async def readyz(_: Request, api: Api) -> Response:
-    """200 if the database answers and a runner's heartbeat is young enough, else 503."""
-    database, alive = True, 0
+    """200 if the API can serve: database and object store answer; else 503. How many runners are
+    heard is said beside it: without any, work waits."""
+    database, runners = True, 0
     try:
-        alive = await api.control.read(
+        runners = await api.control.read(
             heartbeats.alive, now=api.control.clock.now(), lease_seconds=api.lease_seconds
         )
     except Overloaded:
         log.warning("the database does not answer")
         database = False
-    ready = database and alive > 0
+    store = await _store_answers(api)
+    ready = database and store
     return json_response(
-        {"ready": ready, "database": database, "runners": alive}, status=200 if ready else 503
+        {"ready": ready, "database": database, "store": store, "runners": runners},
+        status=200 if ready else 503,
     )
+
+
+async def _store_answers(api: Api) -> bool:
+    try:
+        async with asyncio.timeout(STORE_SECONDS_MAX):
+            await api.control.objects.check()
+    except (StoreAway, TimeoutError):
+        log.warning("the object store does not answer")
+        return False
+    return True
 
 
 async def metrics(request: Request, _: Api) -> Response:

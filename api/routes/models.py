@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import structlog
 from starlette.responses import Response
 
 from api.control import Call
@@ -14,8 +13,6 @@ from domain.commands.files import DeleteModel, delete_model
 from domain.errors import InvalidRequest, NotFound
 from projections.work import models
 from projections.work.models import ModelRow
-
-log = structlog.stdlib.get_logger(__name__)
 
 
 async def list_all(call: Call) -> Response:
@@ -54,7 +51,7 @@ async def delete(call: Call) -> Response:
         if not repeats_lately(call, deleted_at):
             raise
     else:
-        await _delete_objects(call, keys)
+        await call.delete_objects(*keys)
     return json_response(model_deleted(name))
 
 
@@ -64,12 +61,3 @@ async def own_model(call: Call, name: str) -> ModelRow:
     if row is None:
         raise NotFound("No such model.", param="model")
     return row
-
-
-async def _delete_objects(call: Call, keys: tuple[str, ...]) -> None:
-    """The model is gone whatever the store answers; what it keeps is out of reach."""
-    for key in keys:
-        try:
-            await call.api.control.objects.delete(key)
-        except Exception:
-            log.exception("adapter file not deleted", object_key=key)

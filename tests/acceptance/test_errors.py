@@ -262,8 +262,8 @@ def test_a_json_body_that_never_ends_is_given_up(
     "body",
     [
         b'{"%b": 1}' % (b"x" * 900_000),
-        b'{"model": "%b"}' % (b"x" * 900_000),
-        b'{"model": "smollm2-135m-instruct", "method": {"type": "dpo", "%b": 1}}'
+        b'{"model": "%b", "training_file": "f"}' % (b"x" * 900_000),
+        b'{"model": "smollm2-135m-instruct", "training_file": "f", "method": {"%b": 1}}'
         % (b"x" * 900_000),
     ],
 )

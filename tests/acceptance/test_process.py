@@ -38,8 +38,8 @@ def test_the_api_says_what_is_ready_and_stops_within_seconds(
             _until_it_answers(http)
             ready = http.get("/readyz")
             assert (ready.status_code, ready.json()) == (
-                503,
-                {"ready": False, "database": True, "runners": 0},
+                200,
+                {"ready": True, "database": True, "store": True, "runners": 0},
             )
             # This client's idle connection must not keep the server.
             process.send_signal(signal.SIGTERM)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
+import openai
 import pytest
 
 from domain.messages import Heartbeat
@@ -11,9 +14,9 @@ from projections.direct import heartbeats
 from tests.acceptance.conftest import Served
 
 
-@pytest.mark.parametrize(("age_seconds", "status"), [(1, 200), (60, 503)])
-def test_ready_is_a_database_and_a_runner_heard_of_within_the_lease(
-    served: Served, age_seconds: int, status: int
+@pytest.mark.parametrize(("age_seconds", "runners"), [(1, 1), (60, 0)])
+def test_the_api_is_ready_without_a_runner_and_says_how_many_were_heard_within_the_lease(
+    served: Served, age_seconds: int, runners: int
 ) -> None:
     seen_at = datetime.now(UTC) - timedelta(seconds=age_seconds)
     beat = Heartbeat(runner_id="runner_1", gpu_class="cpu", sent_at=seen_at, slots={})
@@ -22,12 +25,54 @@ def test_ready_is_a_database_and_a_runner_heard_of_within_the_lease(
         heartbeats.upsert(connection, beat, seen_at=seen_at)
     with served.http() as http:
         answer = http.get("/readyz")
-    assert answer.status_code == status
-    assert answer.json() == {
-        "ready": status == 200,
-        "database": True,
-        "runners": int(status == 200),
-    }
+    assert answer.status_code == 200
+    assert answer.json() == {"ready": True, "database": True, "store": True, "runners": runners}
+
+
+@contextmanager
+def _store_away(served: Served) -> Iterator[None]:
+    directory = served.api.objects_directory
+    elsewhere = directory.rename(directory.with_name("unmounted"))
+    try:
+        yield
+    finally:
+        elsewhere.rename(directory)
+
+
+def test_while_the_store_is_away_uploads_and_downloads_may_come_again_and_readiness_says_so(
+    served: Served,
+) -> None:
+    client = served.openai().with_options(max_retries=0)
+    file = client.files.create(file=b"{}", purpose="batch")
+    with _store_away(served):
+        for ask in (
+            lambda: client.files.create(file=b"{}", purpose="batch"),
+            lambda: client.files.content(file.id),
+        ):
+            with pytest.raises(openai.InternalServerError) as away:
+                ask()
+            assert (away.value.status_code, away.value.code) == (503, "overloaded")
+            assert away.value.response.headers["retry-after"] == "5"
+        with served.http() as http:
+            answer = http.get("/readyz")
+        assert (answer.status_code, answer.json()["ready"], answer.json()["store"]) == (
+            503,
+            False,
+            False,
+        )
+    assert client.files.content(file.id).content == b"{}"
+    assert [each.id for each in client.files.list()] == [file.id]
+
+
+def test_a_file_whose_bytes_the_store_keeps_for_now_is_deleted_all_the_same(
+    served: Served,
+) -> None:
+    client = served.openai()
+    file = client.files.create(file=b"{}", purpose="batch")
+    with _store_away(served):
+        assert client.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.content(file.id)
 
 
 def test_requests_are_counted_by_route_and_never_by_path(served: Served) -> None:

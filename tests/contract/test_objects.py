@@ -15,7 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from adapters.embedded.process import free_port
 from adapters.objects import open_store
+from domain.errors import FileTooLarge, StoreAway
 from domain.ports import ObjectMissing, Objects
 from tests.fakes import FakeObjects
 
@@ -158,3 +160,50 @@ async def test_a_key_cannot_leave_the_directory(tmp_path: Path, key: str) -> Non
 def test_a_url_of_another_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="GRIDLINE_OBJECT_STORE_URL"):
         open_store("ftp://somewhere/x")
+
+
+async def test_what_a_stream_raises_comes_out_of_put_as_it_is_and_nothing_is_stored(
+    objects: Objects,
+) -> None:
+    mistake = FileTooLarge("Too large.")
+
+    async def too_large() -> AsyncIterator[bytes]:
+        yield b"x" * 3_000_000
+        raise mistake
+
+    with pytest.raises(FileTooLarge) as raised:
+        await objects.put("files/file-1", too_large())
+    assert raised.value is mistake
+    with pytest.raises(ObjectMissing):
+        await objects.size_bytes("files/file-1")
+    await objects.check()
+
+
+async def test_a_disk_that_is_not_mounted_is_away_and_has_lost_nothing(tmp_path: Path) -> None:
+    objects = open_store(f"file://{tmp_path}/store")
+    await objects.put("files/file-1", stream(b"x"))
+    (tmp_path / "store").rename(tmp_path / "unmounted")
+    await _is_away(objects)
+    (tmp_path / "unmounted").rename(tmp_path / "store")
+    assert await content(objects, "files/file-1") == b"x"
+
+
+async def test_a_remote_store_that_does_not_answer_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    await _is_away(open_store("s3://bucket/prefix"))
+
+
+async def _is_away(objects: Objects) -> None:
+    for asked in (
+        objects.put("files/file-2", stream(b"y")),
+        content(objects, "files/file-1"),
+        objects.size_bytes("files/file-1"),
+        objects.delete("files/file-1"),
+        keys(objects, "files/"),
+        objects.check(),
+    ):
+        with pytest.raises(StoreAway):
+            await asked
