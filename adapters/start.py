@@ -8,6 +8,7 @@ one line on stderr, and status 2.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 
@@ -32,7 +33,10 @@ def run_process(name: str, serve: Callable[[Settings], None]) -> None:
     except* Unusable as unusable:
         for error in _leaves(unusable):
             sys.stderr.write(f"gridlined {name}: {error}\n")
-        sys.exit(CANNOT_START)
+        sys.stderr.flush()
+        # At once: a thread of the store's client that still lets go of its answer can abort an
+        # interpreter which is being taken down.
+        os._exit(CANNOT_START)
 
 
 async def usable_store(settings: Settings) -> Objects:

@@ -70,9 +70,9 @@ def _error_of(given: object) -> BaseException | None:
 
 
 def _told(error: BaseException) -> EventDict:
-    told: EventDict = {"exception": type(error).__name__, "trace": _places(error.__traceback__)}
     if isinstance(error, Unusable):
-        told["reason"] = str(error)
+        return {"exception": type(error).__name__, "reason": str(error)}
+    told: EventDict = {"exception": type(error).__name__, "trace": _places(error.__traceback__)}
     if isinstance(error, BaseExceptionGroup):
         told["exceptions"] = [_told(each) for each in error.exceptions]
     return told

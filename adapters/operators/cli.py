@@ -7,6 +7,7 @@ PostgreSQL's client nor a web server, and uses this program too.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -24,6 +25,8 @@ from domain.limits import OPEN_BATCHES_NEW_ACCOUNT, OPEN_FINE_TUNES_NEW_ACCOUNT
 REFUSED = 1
 
 MODULES: Mapping[str, str] = {"api": "api", "worker": "adapters.worker", "runner": "gpu_runners"}
+SERVER_PACKAGES = ("psycopg", "uvicorn")
+"""What the extra `server` brings, and a runner does without."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -36,16 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except Unusable as unusable:
         _end(str(unusable), status=CANNOT_START)
     except ModuleNotFoundError as missing:
-        _end(
-            f"this installation has no {missing.name}; pip install 'gridline[server]'",
-            status=CANNOT_START,
-        )
+        _end(_lacks(missing.name), status=CANNOT_START)
     raise AssertionError("typer ends the process")
 
 
 def _end(reason: str, *, status: int) -> NoReturn:
     sys.stderr.write(f"gridlined: {reason}\n")
     sys.exit(status)
+
+
+def _lacks(package: str | None) -> str:
+    return f"this installation has no {package}: install Gridline with its extra `server`"
 
 
 def _examples(*lines: str) -> str:
@@ -143,6 +147,9 @@ def runner() -> None:
 
 
 def _become(process: str) -> NoReturn:
+    for package in () if process == "runner" else SERVER_PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise Unusable(_lacks(package))
     os.execv(sys.executable, [sys.executable, "-m", MODULES[process]])  # noqa: S606
 
 

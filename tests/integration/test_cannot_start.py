@@ -218,6 +218,20 @@ def test_a_price_file_that_cannot_be_published_is_told_by_its_name(
         assert expected in told
 
 
+@pytest.mark.parametrize("command", [["api"], ["worker"], ["keys", "revoke", "key_1"]])
+def test_a_runners_installation_says_what_the_rest_needs(
+    right: Environment, command: list[str]
+) -> None:
+    """As where the extra `server` was not installed; its `runner` needs none of it."""
+    without = f"""
+import sys
+sys.modules.update(dict.fromkeys(("psycopg", "psycopg_pool", "starlette", "uvicorn")))
+from adapters.operators.cli import main
+main({command!r})
+"""
+    assert "has no psycopg: install" in line_of(("-c", without), right)
+
+
 def test_a_directory_that_is_no_instances_is_told(right: Environment, tmp_path: Path) -> None:
     assert f"--data {tmp_path}" in line_of((*VERIFY, f"--data={tmp_path}"), right)
 
