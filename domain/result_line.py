@@ -40,6 +40,12 @@ def line_id(prefix: str, name: str) -> str:
     return prefix + hashlib.sha256(f"{prefix}/{name}".encode()).hexdigest()[:32]
 
 
+def line_text(value: object) -> str:
+    """JSON as it stands in a line. Raises ValueError for a number that is none."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
 def _line(
     name: str,
     custom_id: str | None,
@@ -53,6 +59,4 @@ def _line(
         "response": response,
         "error": error,
     }
-    text = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    text = text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    return text.encode() + b"\n"
+    return line_text(record).encode() + b"\n"

@@ -1,10 +1,9 @@
-"""The pipes between the runner and its child processes: messages of JSON, in lines of bounded
-length.
+"""The pipes between the runner and its child processes: messages of JSON, one a line.
 
-Each child takes its pipes from here, and `parent/child.py` reads the other end. A message longer
-than a line goes in pieces: lines that begin with `+`, then an empty line, so that neither end ever
-waits for, or keeps, a line without end. It must never let anything but messages reach the real
-standard output.
+Each child takes its pipes from here, and `parent/child.py` reads the other end. A line is short.
+What can be long, the text of an answer, follows its message as so many bytes, which the parent
+passes on piece by piece and never holds whole. It must never let anything but messages reach the
+real standard output.
 """
 
 from __future__ import annotations
@@ -16,23 +15,22 @@ import queue
 import struct
 import sys
 import threading
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
-PIECE = "+"
 LINE_BYTES_MAX = 1 << 20
-"""Of what a child writes, line end not counted."""
-MESSAGE_BYTES_MAX = 64 << 20
-"""Of all pieces of a message. The largest embeddings answer, 2,048 vectors of 1,024 numbers, takes
-11 MiB; a chat answer's tokens and log-probabilities are bounded when it is validated."""
+"""Of what a child writes as one message, line end not counted."""
+PAYLOAD_BYTES_MAX = 64 << 20
+"""Of what follows a message. The largest embeddings answer, 2,048 vectors of 1,024 numbers, takes
+27 MiB; a chat answer's tokens and log-probabilities are bounded when it is validated."""
 
 
 class MessageTooLong(Exception):
     """What a child has to say is more than its parent takes. Nothing was written."""
 
 
-def take_standard_output() -> TextIO:
+def take_standard_output() -> BinaryIO:
     """The real standard output for messages; whatever prints gets standard error instead."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return out
 
@@ -50,17 +48,15 @@ def read_operations() -> queue.SimpleQueue[dict[str, Any]]:
     return operations
 
 
-def write_message(out: TextIO, message: dict[str, Any]) -> None:
-    """One message, in as many lines as it needs. Raises MessageTooLong."""
-    text = json.dumps(message)  # ASCII: as many bytes as letters
-    if len(text) > MESSAGE_BYTES_MAX:
+def write_message(out: BinaryIO, message: dict[str, Any], payload: bytes = b"") -> None:
+    """One message, and the payload of which it tells the size. Raises MessageTooLong."""
+    if payload:
+        message = {**message, "payload_bytes": len(payload)}
+    line = json.dumps(message).encode()
+    if len(line) > LINE_BYTES_MAX or len(payload) > PAYLOAD_BYTES_MAX:
         raise MessageTooLong
-    if len(text) > LINE_BYTES_MAX:
-        step = LINE_BYTES_MAX - len(PIECE)
-        starts = range(0, len(text), step)
-        out.writelines(f"{PIECE}{text[start : start + step]}\n" for start in starts)
-        text = ""
-    out.write(text + "\n")
+    out.write(line + b"\n")
+    out.write(payload)
     out.flush()
 
 

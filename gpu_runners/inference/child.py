@@ -5,8 +5,9 @@ engine's libraries, pydantic and the standard library. It must never outlive its
 but the protocol may reach the real standard output.
 
 In: {"op": "load", …Base}, {"op": "adapter", name, directory}, {"op": "line", id, endpoint, adapter,
-body}, {"op": "abort", token}. Out: loaded | load_failed; adapter_ready | adapter_failed; generated,
-embedded or refused, once for each line; aborted; tick every few seconds while it works.
+body}, {"op": "abort", token}. Out: loaded | load_failed; adapter_ready | adapter_failed; generated
+or embedded, with its text behind it, or refused, once for each line; aborted; tick every few
+seconds while it works.
 """
 
 from __future__ import annotations
@@ -15,22 +16,21 @@ import argparse
 import queue
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from domain.catalog import EMBEDDINGS_ENDPOINT
 from domain.errors import GridlineError
 from domain.inputs.requests.chat_body import read_chat_body
-from domain.inputs.requests.embeddings_body import read_embeddings_body
+from domain.inputs.requests.embeddings_body import EncodingFormat, read_embeddings_body
 from domain.inputs.requests.faults import refusal
 from gpu_runners.child_pipes import (
     MessageTooLong,
-    pack_vector,
     read_operations,
     take_standard_output,
     write_message,
 )
+from gpu_runners.inference.answers import choices_text, data_text
 from gpu_runners.inference.engine import (
     Base,
     ChatRequest,
@@ -78,11 +78,12 @@ class EngineLoop:
     """Takes operations as they come and steps the engine while it has work."""
 
     def __init__(
-        self, engine: Engine, operations: queue.SimpleQueue[dict[str, Any]], out: TextIO
+        self, engine: Engine, operations: queue.SimpleQueue[dict[str, Any]], out: BinaryIO
     ) -> None:
         self._engine = engine
         self._operations = operations
         self._out = out
+        self._encoding_formats: dict[str, EncodingFormat] = {}
         self._told_at = time.monotonic()
 
     def run(self) -> None:
@@ -91,7 +92,7 @@ class EngineLoop:
             self._take_operations()
             if self._engine.busy:
                 for result in self._engine.step():
-                    self._tell(_wire(result))
+                    self._tell_result(result)
                 if time.monotonic() - self._told_at > TICK_SECONDS:
                     self._tell({"type": "tick"})
 
@@ -115,6 +116,7 @@ class EngineLoop:
                 self._submit(operation)
             case "abort":
                 self._engine.abort()
+                self._encoding_formats.clear()
                 self._tell({"type": "aborted", "token": operation["token"]})
             case other:
                 raise AssertionError(f"unknown operation {other!r}")
@@ -138,20 +140,30 @@ class EngineLoop:
 
     def _submit(self, operation: dict[str, Any]) -> None:
         try:
-            self._engine.submit(_request(operation))
+            request = _request(operation)
+            if isinstance(request, EmbeddingRequest):
+                self._encoding_formats[request.id] = request.encoding_format
+            self._engine.submit(request)
         except GridlineError as error:
-            self._tell(_wire(Refused(id=operation["id"], error=error)))
+            self._tell_result(Refused(id=operation["id"], error=error))
         except Exception:  # noqa: BLE001 - one request never ends another
             failed = EngineFailed("The engine could not take this request.")
-            self._tell(_wire(Refused(id=operation["id"], error=failed)))
+            self._tell_result(Refused(id=operation["id"], error=failed))
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _tell(self, message: dict[str, Any], payload: bytes = b"") -> None:
+        write_message(self._out, message, payload)
+        self._told_at = time.monotonic()
+
+    def _tell_result(self, result: Result) -> None:
+        encoding_format = self._encoding_formats.pop(result.id, "float")
         try:
-            write_message(self._out, message)
+            self._tell(*_wire(result, encoding_format))
         except MessageTooLong:
             error = EngineRefusal("The answer is larger than a line may be. Ask for fewer tokens.")
-            write_message(self._out, _wire(Refused(id=message["id"], error=error)))
-        self._told_at = time.monotonic()
+            self._tell(*_wire(Refused(id=result.id, error=error), encoding_format))
+        except ValueError:
+            failed = EngineFailed("The engine's answer cannot be written as JSON.")
+            self._tell(*_wire(Refused(id=result.id, error=failed), encoding_format))
 
 
 def _request(operation: dict[str, Any]) -> ChatRequest | EmbeddingRequest:
@@ -160,28 +172,29 @@ def _request(operation: dict[str, Any]) -> ChatRequest | EmbeddingRequest:
         embeddings = read_embeddings_body(operation["body"])
         if isinstance(embeddings, list):
             raise refusal(embeddings[0])
-        return EmbeddingRequest(id=operation["id"], inputs=embeddings.inputs)
+        return EmbeddingRequest(
+            id=operation["id"],
+            inputs=embeddings.inputs,
+            encoding_format=embeddings.encoding_format,
+        )
     chat = read_chat_body(operation["body"])
     if isinstance(chat, list):
         raise refusal(chat[0])
     return ChatRequest(id=operation["id"], adapter=operation["adapter"], body=chat)
 
 
-def _wire(result: Result) -> dict[str, Any]:
+def _wire(result: Result, encoding_format: EncodingFormat) -> tuple[dict[str, Any], bytes]:
+    """The message, and the text that follows it."""
     match result:
         case Generated():
-            return {"type": "generated", **asdict(result)}
+            tokens = {"input_tokens": result.input_tokens, "output_tokens": result.output_tokens}
+            return {"type": "generated", "id": result.id, **tokens}, choices_text(result.choices)
         case Embedded():
-            vectors = [pack_vector(vector) for vector in result.vectors]
-            tokens = result.input_tokens
-            return {
-                "type": "embedded",
-                "id": result.id,
-                "vectors": vectors,
-                "input_tokens": tokens,
-            }
+            tokens = {"input_tokens": result.input_tokens}
+            payload = data_text(result.vectors, encoding_format)
+            return {"type": "embedded", "id": result.id, **tokens}, payload
         case Refused():
-            return {"type": "refused", "id": result.id, **_refusal(result.error)}
+            return {"type": "refused", "id": result.id, **_refusal(result.error)}, b""
 
 
 def _refusal(error: GridlineError) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from domain.errors import GridlineError
 from domain.inputs.requests.chat_body import ChatBody
-from domain.inputs.requests.embeddings_body import Inputs
+from domain.inputs.requests.embeddings_body import EncodingFormat, Inputs
 
 FinishReason = Literal["stop", "length"]
 
@@ -65,6 +65,7 @@ class EmbeddingRequest:
 
     id: str
     inputs: Inputs
+    encoding_format: EncodingFormat = "float"
 
 
 @dataclass(frozen=True, slots=True)

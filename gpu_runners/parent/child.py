@@ -12,10 +12,10 @@ import contextlib
 import json
 import signal
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
-from gpu_runners.child_pipes import LINE_BYTES_MAX, MESSAGE_BYTES_MAX, PIECE
+from gpu_runners.child_pipes import LINE_BYTES_MAX
 
 STOP_GRACE_SECONDS = 2.0
 
@@ -36,6 +36,7 @@ class Child:
 
     def __init__(self, process: Process) -> None:
         self._process = process
+        self._payload_left = 0
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> Child:
@@ -49,28 +50,42 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    async def send(self, message: dict[str, Any]) -> None:
-        """Raises ChildGone."""
+    async def send(self, message: dict[str, Any], *, body: bytes | None = None) -> None:
+        """`body` is JSON that becomes the message's field of that name, unread. Raises
+        ChildGone."""
         assert self._process.stdin is not None
+        text = json.dumps(message).encode()
+        parts = [text] if body is None else [text[:-1], b',"body":', body, b"}"]
         try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.writelines([*parts, b"\n"])
             await self._process.stdin.drain()
         except (ConnectionError, RuntimeError):
             raise await self._gone() from None
 
     async def receive(self, *, silence_seconds_max: float) -> dict[str, Any]:
-        """The child's next message. Raises ChildGone; a child that is silent for longer than that
-        is killed."""
-        assert self._process.stdout is not None
+        """The child's next message. What was left of the payload of the last one is passed over.
+        Raises ChildGone; a child that is silent for longer than that is killed."""
+        async for _ in self.payload(silence_seconds_max=silence_seconds_max):
+            pass
+        line = await self._read(None, silence_seconds_max)
+        if not line.endswith(b"\n"):
+            raise await self._gone()
         try:
-            async with asyncio.timeout(silence_seconds_max):
-                text = await self._message(self._process.stdout)
-            if text is not None:
-                return cast(dict[str, Any], json.loads(text))
-        except (TimeoutError, ValueError):
-            await self.stop(grace_seconds=0)
-            raise ChildGone(killed=False) from None
-        raise await self._gone()
+            message = cast(dict[str, Any], json.loads(line))
+        except ValueError:
+            raise await self._unusable() from None
+        self._payload_left = message.get("payload_bytes", 0)
+        return message
+
+    async def payload(self, *, silence_seconds_max: float) -> AsyncIterator[bytes]:
+        """What follows the last message, in pieces. Raises as `receive`."""
+        while self._payload_left:
+            most = min(self._payload_left, LINE_BYTES_MAX)
+            piece = await self._read(most, silence_seconds_max)
+            if not piece:
+                raise await self._gone()
+            self._payload_left -= len(piece)
+            yield piece
 
     async def stop(self, *, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
         """Closes its input, which ends a well-behaved child, and kills it when time is up."""
@@ -86,15 +101,19 @@ class Child:
                 self._process.kill()
             await self._process.wait()
 
-    async def _message(self, out: asyncio.StreamReader) -> bytes | None:
-        """The text of one message, from one line or from its pieces; None where the child's output
-        ends. Raises ValueError past the bounds."""
-        pieces = bytearray()
-        while (line := await out.readline()).startswith(PIECE.encode()):
-            pieces += line[len(PIECE) : -1]
-            if len(pieces) > MESSAGE_BYTES_MAX:
-                raise ValueError("the message has no end")
-        return bytes(pieces) + line if line.endswith(b"\n") else None
+    async def _read(self, bytes_max: int | None, silence_seconds_max: float) -> bytes:
+        """So many bytes at most, or a line."""
+        out = self._process.stdout
+        assert out is not None
+        try:
+            async with asyncio.timeout(silence_seconds_max):
+                return await (out.readline() if bytes_max is None else out.read(bytes_max))
+        except (TimeoutError, ValueError):  # silence, or a line without end
+            raise await self._unusable() from None
+
+    async def _unusable(self) -> ChildGone:
+        await self.stop(grace_seconds=0)
+        return ChildGone(killed=False)
 
     async def _gone(self) -> ChildGone:
         try:

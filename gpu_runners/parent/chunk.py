@@ -12,36 +12,21 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import structlog
 
-from domain.inputs.jsonl import Line, LineSplitter
-from domain.inputs.strict_json import parse_json
-from domain.limits import BATCH_LINE_BYTES_MAX
-from domain.messages import (
-    AdapterRef,
-    AttemptFailed,
-    BatchChunkTask,
-    ChunkFinished,
-    ChunkProgress,
-    ModelUsage,
-    ObjectRef,
-)
-from domain.ports import ObjectMissing, Objects
+from domain.limits import MIB
+from domain.messages import AdapterRef, AttemptFailed, BatchChunkTask, ChunkFinished, ObjectRef
+from domain.ports import ObjectMissing
 from gpu_runners.parent.adapter_cache import DigestMismatch
 from gpu_runners.parent.attempts import RunningAttempt, with_store_retries
 from gpu_runners.parent.child import Child, ChildGone
-from gpu_runners.parent.results import (
-    RequestLine,
-    answer_line,
-    chat_completion,
-    embedding_list,
-    error_line,
-)
+from gpu_runners.parent.chunk_files import ChunkFiles
+from gpu_runners.parent.chunk_input import ChunkInput, InputDamaged, RequestLine, fetch, read_lines
 from gpu_runners.parent.slots import EngineLoadFailed, EngineSlot
 from gpu_runners.weights.store import WeightsUnavailable
 
@@ -49,6 +34,8 @@ RUNS_MAX = 3
 DEATHS_MAX = 2
 """Engine deaths that a line may have been in flight at."""
 IN_FLIGHT_MAX = 256
+IN_FLIGHT_BYTES_MAX = 16 * MIB
+"""Of the lines that the engine has not finished; a longer line runs alone."""
 IN_FLIGHT_AFTER_DEATH_MAX = 8
 """Few, so that a line that kills engines takes few others with it."""
 SILENCE_SECONDS_MAX = 600.0
@@ -62,119 +49,35 @@ async def run_chunk(running: RunningAttempt, task: BatchChunkTask) -> ChunkFinis
     running.started()
     directory = Path(tempfile.mkdtemp(dir=running.tools.work_dir, prefix="chunk-"))
     try:
-        objects = running.tools.objects
-        lines = await with_store_retries(lambda: read_lines(objects, task))
-        with ChunkFiles(running, directory) as files:
-            try:
-                async with _adapter_directories(running, task) as adapters:
-                    await _ChunkRun(running, task, adapters, lines, files).run()
-            except (ChildGone, EngineLoadFailed, WeightsUnavailable) as error:
-                logger.warning("engine failed", error=type(error).__name__)
-                return AttemptFailed(
-                    code="engine_failed", message="The engine failed while it ran these lines."
-                )
-        return await _finished(running, task, files)
+        path = directory / "input.jsonl"
+        await with_store_retries(lambda: fetch(running.tools.objects, task, path))
+        with path.open("rb") as file:
+            lines = await asyncio.to_thread(read_lines, file, task)
+            return await _run_lines(running, task, ChunkInput(file, lines), directory)
+    except InputDamaged as damage:
+        logger.exception("batch input changed", key=task.input_key, found=str(damage))
+        return AttemptFailed(
+            code="input_changed", message="The batch's input is not what was checked."
+        )
     except ObjectMissing:
         return AttemptFailed(code="engine_failed", message="The batch's input is not in the store.")
     finally:
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
 
-async def read_lines(objects: Objects, task: BatchChunkTask) -> list[RequestLine]:
-    """The chunk's request lines; blank ones count in the numbers. Raises ObjectMissing."""
-    splitter = LineSplitter(
-        line_bytes_max=BATCH_LINE_BYTES_MAX, first_line=task.first_line, start_byte=task.start_byte
-    )
-    found: list[Line] = []
-    async for block in objects.get(
-        task.input_key, start_byte=task.start_byte, end_byte=task.end_byte
-    ):
-        found += splitter.feed(block)
-    lines = [_request_line(line) for line in (*found, *splitter.finish())]
-    assert len(lines) == task.requests
-    return lines
-
-
-def _request_line(line: Line) -> RequestLine:
-    assert line.content is not None
-    record = parse_json(line.content)
-    return RequestLine(line.number, record["custom_id"], record["body"])
-
-
-class ChunkFiles:
-    """The two result files as they grow, and the counts and usage of what is in them."""
-
-    def __init__(self, running: RunningAttempt, directory: Path) -> None:
-        self._running = running
-        self.output_path = directory / "output.jsonl"
-        self.errors_path = directory / "errors.jsonl"
-        self.completed = 0
-        self.failed = 0
-        self._input_tokens: Counter[str] = Counter()
-        self._output_tokens: Counter[str] = Counter()
-
-    def __enter__(self) -> ChunkFiles:
-        self._output: BinaryIO = self.output_path.open("wb")
-        self._errors: BinaryIO = self.errors_path.open("wb")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._output.close()
-        self._errors.close()
-
-    def answer(self, line: RequestLine, message: dict[str, Any]) -> None:
-        """Writes a generated or embedded message of the engine as a line."""
-        output_tokens = message.get("output_tokens", 0)
-        body = self._body(line, message)
-        self._output.write(answer_line(self._running.attempt, line, body))
-        self.completed += 1
-        self._input_tokens[line.model] += message["input_tokens"]
-        self._output_tokens[line.model] += output_tokens
-        self._tell()
-
-    def error(self, line: RequestLine, refusal: dict[str, Any]) -> None:
-        """Writes a refusal as a line of the error file."""
-        self._errors.write(
-            error_line(
-                self._running.attempt,
-                line,
-                status=refusal["status"],
-                error_type=refusal["error_type"],
-                code=refusal["code"],
-                message=refusal["message"],
-                param=refusal["param"],
+async def _run_lines(
+    running: RunningAttempt, task: BatchChunkTask, given: ChunkInput, directory: Path
+) -> ChunkFinished | AttemptFailed:
+    with ChunkFiles(running, directory) as files:
+        try:
+            async with _adapter_directories(running, task) as adapters:
+                await _ChunkRun(running, task, adapters, given, files).run()
+        except (ChildGone, EngineLoadFailed, WeightsUnavailable) as error:
+            logger.warning("engine failed", error=type(error).__name__)
+            return AttemptFailed(
+                code="engine_failed", message="The engine failed while it ran these lines."
             )
-        )
-        self.failed += 1
-        self._tell()
-
-    def usage(self) -> tuple[ModelUsage, ...]:
-        """Tokens of the answered lines by model name."""
-        return tuple(
-            ModelUsage(
-                model=model,
-                input_tokens=self._input_tokens[model],
-                output_tokens=self._output_tokens[model],
-            )
-            for model in sorted(self._input_tokens)
-        )
-
-    def _body(self, line: RequestLine, message: dict[str, Any]) -> dict[str, Any]:
-        if message["type"] == "embedded":
-            return embedding_list(
-                line, vectors=message["vectors"], input_tokens=message["input_tokens"]
-            )
-        return chat_completion(
-            self._running.attempt,
-            line,
-            created=int(self._running.tools.clock.now().timestamp()),
-            choices=message["choices"],
-            input_tokens=message["input_tokens"],
-            output_tokens=message["output_tokens"],
-        )
-
-    def _tell(self) -> None:
-        self._running.progress(ChunkProgress(completed=self.completed, failed=self.failed))
+    return await _finished(running, task, files)
 
 
 class _ChunkRun:
@@ -185,17 +88,19 @@ class _ChunkRun:
         running: RunningAttempt,
         task: BatchChunkTask,
         adapters: dict[str, Path | None],
-        lines: list[RequestLine],
+        given: ChunkInput,
         files: ChunkFiles,
     ) -> None:
         self._running = running
         self._task = task
         self._adapters = adapters
-        self._pending = {line.number: line for line in lines}
+        self._input = given
+        self._pending = {line.number: line for line in given.lines}
         self._files = files
         self._deaths: Counter[int] = Counter()
         self._refused_adapters: dict[str, dict[str, Any]] = {}
         self._in_flight: set[int] = set()
+        self._in_flight_bytes = 0
 
     async def run(self) -> None:
         """Finishes the lines, or those that are finished when a cancel comes. Raises ChildGone when
@@ -210,7 +115,7 @@ class _ChunkRun:
                 except ChildGone as gone:
                     logger.warning("engine child died", killed=gone.killed)
                     await slot.stop()
-                    self._count_deaths()
+                    await self._count_deaths()
                 else:
                     return
             if self._pending:
@@ -248,39 +153,39 @@ class _ChunkRun:
                 self._refused_adapters[message["name"]] = message
 
     async def _feed_and_collect(self, child: Child, token: str, in_flight_max: int) -> None:
-        queue = iter(list(self._pending.values()))
-        more = True
-        while more or self._in_flight:
-            while more and len(self._in_flight) < in_flight_max:
-                more = await self._feed_next(child, token, queue)
+        queue = deque(self._pending.values())
+        while True:
+            while self._has_room(queue, in_flight_max):
+                await self._feed(child, token, queue.popleft())
             if not self._in_flight:
                 return
             message = await child.receive(silence_seconds_max=SILENCE_SECONDS_MAX)
             if message["type"] == "aborted" and message["token"] == token:
-                self._in_flight.clear()
+                self._land_all()
                 return
-            self._collect(message, token)
+            await self._collect(child, message, token)
 
-    async def _feed_next(self, child: Child, token: str, queue: Iterator[RequestLine]) -> bool:
-        line = next(queue, None)
-        if line is None or self._running.cancelled.is_set():
+    def _has_room(self, queue: deque[RequestLine], in_flight_max: int) -> bool:
+        if not queue or self._running.cancelled.is_set() or len(self._in_flight) >= in_flight_max:
             return False
+        most = IN_FLIGHT_BYTES_MAX - queue[0].body_bytes
+        return not self._in_flight or self._in_flight_bytes <= most
+
+    async def _feed(self, child: Child, token: str, line: RequestLine) -> None:
         adapter = None if line.model == self._task.base else line.model
         if refusal := self._refusal_of(adapter):
             self._finish(line.number)
-            self._files.error(line, refusal)
-            return True
+            await self._files.error(line, refusal)
+            return
         self._in_flight.add(line.number)
-        await child.send(
-            {
-                "op": "line",
-                "id": f"{token}:{line.number}",
-                "endpoint": self._task.endpoint,
-                "adapter": adapter,
-                "body": line.body,
-            }
-        )
-        return True
+        self._in_flight_bytes += line.body_bytes
+        message = {
+            "op": "line",
+            "id": f"{token}:{line.number}",
+            "endpoint": self._task.endpoint,
+            "adapter": adapter,
+        }
+        await child.send(message, body=await self._input.body(line))
 
     def _refusal_of(self, adapter: str | None) -> dict[str, Any] | None:
         if adapter is None:
@@ -289,29 +194,38 @@ class _ChunkRun:
             return _refusal("adapter_unusable", "The fine-tuned model's files are not there.")
         return self._refused_adapters.get(adapter)
 
-    def _collect(self, message: dict[str, Any], token: str) -> None:
+    async def _collect(self, child: Child, message: dict[str, Any], token: str) -> None:
         run, _, number = message.get("id", "").partition(":")
         if run != token:
             return
-        line = self._finish(int(number))
+        line = self._pending[int(number)]
         if message["type"] == "refused":
-            self._files.error(line, message)
+            await self._files.error(line, message)
         else:
-            self._files.answer(line, message)
+            payload = child.payload(silence_seconds_max=SILENCE_SECONDS_MAX)
+            await self._files.answer(line, message, payload)
+        self._finish(line.number)
 
-    def _finish(self, number: int) -> RequestLine:
-        self._in_flight.discard(number)
-        return self._pending.pop(number)
+    def _finish(self, number: int) -> None:
+        line = self._pending.pop(number)
+        if number in self._in_flight:
+            self._in_flight.remove(number)
+            self._in_flight_bytes -= line.body_bytes
 
-    def _count_deaths(self) -> None:
+    def _land_all(self) -> None:
+        self._in_flight.clear()
+        self._in_flight_bytes = 0
+
+    async def _count_deaths(self) -> None:
         for number in sorted(self._in_flight):
             self._deaths[number] += 1
             if self._deaths[number] >= DEATHS_MAX:
-                line = self._finish(number)
-                self._files.error(
+                line = self._pending[number]
+                self._finish(number)
+                await self._files.error(
                     line, _refusal("engine_failed", "The engine failed twice on this line.")
                 )
-        self._in_flight.clear()
+        self._land_all()
 
 
 def _refusal(code: str, message: str) -> dict[str, Any]:

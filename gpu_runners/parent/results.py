@@ -1,6 +1,7 @@
-"""The bodies of a batch's answers, exactly as OpenAI's SDKs read them, in the lines of its files.
+"""The lines of a chunk's two result files, exactly as OpenAI's SDKs read them.
 
-The runner calls it for every finished line; one line in, one line out. It must never say
+`chunk.py` asks for what stands around an answer's text, which comes from the engine child and is
+never read here; and for whole lines of refusals. One line in, one line out. It must never say
 anything of the request but its id and its model's name.
 """
 
@@ -11,25 +12,50 @@ from typing import Any
 
 from domain.messages import Attempt
 from domain.result_line import error_body, line_id, response_line
-from gpu_runners.child_pipes import unpack_vector
+from gpu_runners.parent.chunk_input import RequestLine
+
+# No string can hold these: a quote inside one has a backslash before it.
+_CHOICES = b',"choices":null,'
+_DATA = b',"data":null,'
 
 
 @dataclass(frozen=True, slots=True)
-class RequestLine:
-    """One request line of a chunk. `number` counts from 1 in the whole input file."""
+class Frame:
+    """What stands before and after an answer's text in its line."""
 
-    number: int
-    custom_id: str
-    body: dict[str, Any]
-
-    @property
-    def model(self) -> str:
-        return str(self.body["model"])
+    head: bytes
+    tail: bytes
 
 
-def answer_line(attempt: Attempt, line: RequestLine, body: dict[str, Any]) -> bytes:
-    """A line of the output file."""
-    return response_line(_name(attempt, line), line.custom_id, status_code=200, body=body)
+def chat_frame(
+    attempt: Attempt, line: RequestLine, *, created: int, input_tokens: int, output_tokens: int
+) -> Frame:
+    """Of a `chat.completion`: all but its choices."""
+    body = {
+        "id": line_id("chatcmpl-", _name(attempt, line)),
+        "object": "chat.completion",
+        "created": created,
+        "model": line.model,
+        "choices": None,
+        "usage": {
+            "prompt_tokens": input_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": input_tokens + output_tokens,
+        },
+        "system_fingerprint": None,
+    }
+    return _frame(attempt, line, body, around=_CHOICES)
+
+
+def embeddings_frame(attempt: Attempt, line: RequestLine, *, input_tokens: int) -> Frame:
+    """Of an embeddings answer: all but its data."""
+    body = {
+        "object": "list",
+        "data": None,
+        "model": line.model,
+        "usage": {"prompt_tokens": input_tokens, "total_tokens": input_tokens},
+    }
+    return _frame(attempt, line, body, around=_DATA)
 
 
 def error_line(
@@ -47,60 +73,12 @@ def error_line(
     return response_line(_name(attempt, line), line.custom_id, status_code=status, body=body)
 
 
-def chat_completion(
-    attempt: Attempt,
-    line: RequestLine,
-    *,
-    created: int,
-    choices: list[dict[str, Any]],
-    input_tokens: int,
-    output_tokens: int,
-) -> dict[str, Any]:
-    """The `chat.completion` body. `choices` hold text, finish_reason and logprobs."""
-    return {
-        "id": line_id("chatcmpl-", _name(attempt, line)),
-        "object": "chat.completion",
-        "created": created,
-        "model": line.model,
-        "choices": [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": choice["text"], "refusal": None},
-                "logprobs": _logprobs(choice["logprobs"]),
-                "finish_reason": choice["finish_reason"],
-            }
-            for index, choice in enumerate(choices)
-        ],
-        "usage": {
-            "prompt_tokens": input_tokens,
-            "completion_tokens": output_tokens,
-            "total_tokens": input_tokens + output_tokens,
-        },
-        "system_fingerprint": None,
-    }
-
-
-def embedding_list(line: RequestLine, *, vectors: list[str], input_tokens: int) -> dict[str, Any]:
-    """The embeddings body. `vectors` are little-endian float32 in base64, as the engine sent them;
-    the line's `encoding_format` decides how they are written."""
-    as_text = line.body.get("encoding_format") == "base64"
-    return {
-        "object": "list",
-        "data": [
-            {
-                "object": "embedding",
-                "index": index,
-                "embedding": vector if as_text else unpack_vector(vector),
-            }
-            for index, vector in enumerate(vectors)
-        ],
-        "model": line.model,
-        "usage": {"prompt_tokens": input_tokens, "total_tokens": input_tokens},
-    }
-
-
-def _logprobs(entries: list[dict[str, Any]] | None) -> dict[str, Any] | None:
-    return None if entries is None else {"content": entries, "refusal": None}
+def _frame(attempt: Attempt, line: RequestLine, body: dict[str, Any], *, around: bytes) -> Frame:
+    name = _name(attempt, line)
+    text = response_line(name, line.custom_id, status_code=200, body=body)
+    head, _, tail = text.partition(around)
+    before, after = around.split(b"null")
+    return Frame(head + before, after + tail)
 
 
 def _name(attempt: Attempt, line: RequestLine) -> str:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, BinaryIO, NoReturn
 
 import structlog
 import torch
@@ -42,7 +42,7 @@ logger = structlog.stdlib.get_logger(__name__)
 class Voice:
     """Speaks for the process: progress while it lasts, and exactly one last word."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: BinaryIO) -> None:
         self._out = out
         self._lock = threading.Lock()
         self._progress: TrainProgress | None = None

@@ -15,7 +15,7 @@ import queue
 import re
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from domain.catalog import CATALOG
 from gpu_runners.child_pipes import read_operations, take_standard_output, write_message
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _train(
-    order: dict[str, Any], operations: queue.SimpleQueue[dict[str, Any]], out: TextIO
+    order: dict[str, Any], operations: queue.SimpleQueue[dict[str, Any]], out: BinaryIO
 ) -> None:
     started_at = time.monotonic()
     task = order["task"]

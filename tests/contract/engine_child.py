@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from adapters.settings import Settings
-from gpu_runners.child_pipes import PIECE, unpack_vector
+from gpu_runners.child_pipes import pack_vector, unpack_vector
 from gpu_runners.parent.slots import EngineSlot, engine_command
 from gpu_runners.weights.store import Weights
 
@@ -25,14 +25,14 @@ VLLM_PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 class EngineChild:
     """Sends lines and collects their results."""
 
-    def __init__(self, engine: str, process: subprocess.Popen[str]) -> None:
+    def __init__(self, engine: str, process: subprocess.Popen[bytes]) -> None:
         self.engine = engine
         self._process = process
         self._lines = 0
 
     def send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
         self._process.stdin.flush()
 
     def receive(self) -> dict[str, Any]:
@@ -47,10 +47,13 @@ class EngineChild:
 
     def _message(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        pieces = []
-        while (line := self._process.stdout.readline()).startswith(PIECE):
-            pieces.append(line[len(PIECE) : -1])
-        return dict(json.loads("".join(pieces) + line))
+        message = dict(json.loads(self._process.stdout.readline()))
+        if payload_bytes := message.pop("payload_bytes", 0):
+            listed = json.loads(self._process.stdout.read(payload_bytes))
+            message |= (
+                _as_choices(listed) if message["type"] == "generated" else _as_vectors(listed)
+            )
+        return message
 
     def add_adapter(self, name: str, directory: Path) -> dict[str, Any]:
         self.send({"op": "adapter", "name": name, "directory": str(directory)})
@@ -78,6 +81,25 @@ class EngineChild:
         return self.answer((adapter, chat(text, **fields)))[0]
 
 
+def _as_choices(listed: list[dict[str, Any]]) -> dict[str, Any]:
+    """Text, finish_reason and token entries of each choice."""
+    choices = [
+        {
+            "text": choice["message"]["content"],
+            "finish_reason": choice["finish_reason"],
+            "logprobs": choice["logprobs"] and choice["logprobs"]["content"],
+        }
+        for choice in listed
+    ]
+    return {"choices": choices}
+
+
+def _as_vectors(listed: list[dict[str, Any]]) -> dict[str, Any]:
+    """Packed vectors, as base64 was asked for or not."""
+    given = [entry["embedding"] for entry in listed]
+    return {"vectors": [each if isinstance(each, str) else pack_vector(each) for each in given]}
+
+
 @contextmanager
 def engine_child(
     engine: str, base: str, weights_root: Path, work_dir: Path
@@ -89,7 +111,6 @@ def engine_child(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        text=True,
     )
     try:
         child = EngineChild(engine, process)

@@ -1,17 +1,15 @@
-"""What a child says arrives whole, in lines of bounded length, whatever its size."""
+"""What a child says arrives whole: short lines, and long payloads piece by piece."""
 
 from __future__ import annotations
 
 import io
-import json
 import sys
-from typing import Any
 
 import pytest
 
 from gpu_runners.child_pipes import (
     LINE_BYTES_MAX,
-    MESSAGE_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
     MessageTooLong,
     pack_vector,
     unpack_vector,
@@ -21,52 +19,75 @@ from gpu_runners.parent.child import Child, ChildGone
 
 SPEAK = """
 import sys
-from gpu_runners.child_pipes import write_message
+from gpu_runners.child_pipes import take_standard_output, write_message
+out = take_standard_output()
 for size in map(int, sys.argv[1:]):
-    write_message(sys.stdout, {"type": "long", "text": "+é" * size})
+    write_message(out, {"type": "told", "size": size}, b"x" * size)
+    print("noise")
 """
-ENDLESS = "import sys\nwhile True: sys.stdout.write('+' + 1000 * 'x' + chr(10))"
-ONE_LINE = f"import sys\nsys.stdout.write({2 * LINE_BYTES_MAX} * 'x' + chr(10)); sys.stdin.read()"
+ENDS_EARLY = "print('{\"payload_bytes\": 100}\\n' + 60 * 'x', end='', flush=True)"
+HALF_A_LINE = "print('{\"type\":', end='', flush=True)"
+NO_JSON = "print('{', flush=True); import sys; sys.stdin.read()"
+ONE_LINE = f"import sys; sys.stdout.write({2 * LINE_BYTES_MAX} * 'x' + chr(10)); sys.stdin.read()"
+SILENT = "import sys; sys.stdin.read()"
+SECONDS = 60.0
 
 
-async def said(*command: str) -> dict[str, Any]:
-    child = await Child.start([sys.executable, "-c", *command])
-    try:
-        return await child.receive(silence_seconds_max=60)
-    finally:
-        await child.stop(grace_seconds=0)
+async def started(program: str, *arguments: str) -> Child:
+    return await Child.start([sys.executable, "-c", program, *arguments])
 
 
-async def test_a_message_of_many_lines_arrives_whole_and_the_next_one_too() -> None:
-    sizes = [1, LINE_BYTES_MAX, 2]
-    child = await Child.start([sys.executable, "-c", SPEAK, *map(str, sizes)])
-    try:
-        texts = [(await child.receive(silence_seconds_max=60))["text"] for _ in sizes]
-    finally:
-        await child.stop()
-    assert texts == ["+é" * size for size in sizes]
+async def all_of(child: Child) -> None:
+    while True:
+        await child.receive(silence_seconds_max=2.0)
+        await payload(child)
 
 
-def test_no_line_is_longer_than_the_bound() -> None:
-    out = io.StringIO()
-    write_message(out, {"text": "x" * (3 * LINE_BYTES_MAX)})
-    lines = out.getvalue().split("\n")
-    assert max(map(len, lines)) <= LINE_BYTES_MAX
-    assert json.loads("".join(line.removeprefix("+") for line in lines))["text"].count("x") > 0
+async def payload(child: Child) -> bytes:
+    pieces = [piece async for piece in child.payload(silence_seconds_max=SECONDS)]
+    assert all(len(piece) <= LINE_BYTES_MAX for piece in pieces)
+    return b"".join(pieces)
+
+
+async def test_a_long_payload_arrives_whole_in_short_pieces_and_so_does_the_next_message() -> None:
+    sizes = [0, 1, 5 * LINE_BYTES_MAX, 2]
+    child = await started(SPEAK, *map(str, sizes))
+    for size in sizes:
+        assert (await child.receive(silence_seconds_max=SECONDS))["size"] == size
+        assert await payload(child) == b"x" * size
+    await child.stop()
+
+
+async def test_a_payload_that_nobody_read_is_passed_over() -> None:
+    child = await started(SPEAK, str(3 * LINE_BYTES_MAX), "7")
+    assert (await child.receive(silence_seconds_max=SECONDS))["size"] == 3 * LINE_BYTES_MAX
+    async for _ in child.payload(silence_seconds_max=SECONDS):
+        break
+    assert (await child.receive(silence_seconds_max=SECONDS))["size"] == 7
+    await child.stop()
 
 
 def test_what_is_too_long_for_any_message_is_not_begun() -> None:
-    out = io.StringIO()
-    with pytest.raises(MessageTooLong):
-        write_message(out, {"text": "x" * MESSAGE_BYTES_MAX})
-    assert out.getvalue() == ""
+    out = io.BytesIO()
+    for message, following in (({"text": "x" * LINE_BYTES_MAX}, 0), ({}, PAYLOAD_BYTES_MAX + 1)):
+        with pytest.raises(MessageTooLong):
+            write_message(out, message, bytes(following))
+    assert out.getvalue() == b""
 
 
-@pytest.mark.parametrize("program", [ENDLESS, ONE_LINE], ids=["no end", "one line"])
-async def test_a_child_that_passes_the_bounds_is_ended(program: str) -> None:
+@pytest.mark.parametrize(
+    "program",
+    [ENDS_EARLY, HALF_A_LINE, NO_JSON, ONE_LINE, SILENT],
+    ids=["ends early", "half a line", "no json", "one long line", "silent"],
+)
+async def test_a_child_that_does_not_speak_as_agreed_is_gone(program: str) -> None:
+    child = await started(program)
     with pytest.raises(ChildGone):
-        await said(program)
+        await all_of(child)
+    await child.stop(grace_seconds=0)
 
 
-def test_a_vector_arrives_as_it_was_sent() -> None:
-    assert unpack_vector(pack_vector([0.5, -1.25, 0.1])) == pytest.approx([0.5, -1.25, 0.1])
+def test_vectors_keep_every_bit_of_a_float32() -> None:
+    values = [0.1, -1.5, 3.0e-8, 1.0]
+    assert unpack_vector(pack_vector(values)) == pytest.approx(values, rel=1e-8)
+    assert pack_vector(unpack_vector(pack_vector(values))) == pack_vector(values)
