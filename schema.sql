@@ -242,6 +242,8 @@ CREATE TABLE files (
 );
 CREATE INDEX files_account_idx ON files (account_id, position);
 CREATE INDEX files_expiring_idx ON files (expires_at) WHERE deleted_at IS NULL;
+CREATE INDEX files_kept_idx ON files (account_id, purpose) INCLUDE (bytes) WHERE deleted_at IS NULL;
+CREATE INDEX files_newest_idx ON files (account_id, created_at) INCLUDE (purpose);
 GRANT SELECT, INSERT, UPDATE, DELETE ON files TO gridline;
 
 -- projections/work/models.py; a deleted model keeps its row.

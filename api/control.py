@@ -14,7 +14,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 import structlog
 from starlette.requests import Request
 
-from api.http.file_checks import FileChecks
+from api.http.file_checks import FileChecks, Turns
 from domain.errors import StoreAway
 from domain.limits import UPLOAD_BYTES_MAX
 from domain.ports import Clock, IdSource, Objects
@@ -53,7 +53,9 @@ class ControlPlane(Protocol):
 class Api:
     """What one running API has. `public_url` is what clients reach it by, where that is not what
     they name as the host. `creates_in_flight` are the creates of this process that are being
-    decided, by (key, route, body hash); whoever serves it closes `file_checks`."""
+    decided, by (key, route, body hash); whoever serves it closes `file_checks`.
+    Uploads are recorded in `upload_turns`, so that those of one account at once cannot pass a limit
+    together."""
 
     control: ControlPlane
     lease_seconds: float
@@ -61,6 +63,7 @@ class Api:
     upload_bytes_max: int = UPLOAD_BYTES_MAX
     creates_in_flight: dict[tuple[str, str, str], asyncio.Future[str]] = field(default_factory=dict)
     file_checks: FileChecks = field(default_factory=FileChecks)
+    upload_turns: Turns = field(default_factory=Turns)
 
 
 @dataclass(frozen=True, slots=True)

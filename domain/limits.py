@@ -22,6 +22,12 @@ ROW_MESSAGES_MAX = 1_024
 FILES_READ_AT_ONCE = 4
 """Of one account, for creates of jobs: reading 64 MiB of rows takes seconds, and a create more is
 answered sooner by a refusal that may be sent again."""
+STORED_BYTES_MAX = 20_000_000_000
+"""Of one account's uploads: a hundred of the largest size. Deleting and expiring make room."""
+STORED_BYTES_WITHOUT_CREDIT_MAX = 500_000_000
+"""Of an account that never had credit, and so can run nothing: enough to try uploads."""
+UPLOADS_PER_MINUTE_MAX = 600
+"""Of one account: ten a second for as long as it likes, since each is in the log for ever."""
 FILE_KEPT_SECONDS = 30 * 86_400
 """Fine-tuning page: uploads are deleted after 30 days; batch outputs are kept as long."""
 EXPIRES_AFTER_SECONDS_MIN = 3_600

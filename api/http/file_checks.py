@@ -34,12 +34,23 @@ class Asked:
     role: FileRole
 
 
+class Turns:
+    """One at a time for each account."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def of(self, account_id: str) -> asyncio.Lock:
+        """To be held; it is forgotten once nobody holds it or waits for it."""
+        return self._locks.setdefault(account_id, asyncio.Lock())
+
+
 class FileChecks:
     """Of one running API; used on its event loop."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gridline-checks")
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = Turns()
         self._verdicts: OrderedDict[Asked, InvalidFile | None] = OrderedDict()
         self._reading: dict[Asked, asyncio.Task[InvalidFile | None]] = {}
         self._readings_of: Counter[str] = Counter()
@@ -48,8 +59,7 @@ class FileChecks:
         self, account_id: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Runs one piece of work in the thread, after those of other accounts that wait."""
-        turn = self._turns.setdefault(account_id, asyncio.Lock())
-        async with turn:
+        async with self._turns.of(account_id):
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
 

@@ -22,6 +22,7 @@ from api.http.json_response import json_response
 from api.http.multipart import MultipartReader, boundary_of
 from api.http.pagination import after_of, given_once, limit_of, list_object, order_of
 from api.http.upload import Upload, UploadReceiver, too_large
+from api.http.upload_allowance import must_allow_upload
 from api.schemas.files import file_deleted, file_object
 from domain import ids
 from domain.commands.files import DeleteFile, StoreFile, delete_file, store_file
@@ -65,6 +66,8 @@ async def create(call: Call) -> Response:
     try:
         if declared_bytes > bytes_max + MULTIPART_BYTES_MAX:
             raise too_large(bytes_max)
+        if call.retry_count == 0:  # what is sent again may have been recorded, and have its place
+            await must_allow_upload(call, max(0, declared_bytes - MULTIPART_BYTES_MAX))
         receiver = UploadReceiver(
             reader,
             call.api.control.objects,
@@ -110,18 +113,18 @@ async def _record(call: Call, file_id: str, upload: Upload) -> str:
     control = call.api.control
 
     async def store(origin: Origin) -> str:
-        return await call.execute(
-            store_file,
-            StoreFile(
-                file_id=file_id,
-                purpose=upload.purpose,
-                object=upload.object,
-                filename=upload.filename,
-                expires_at=control.clock.now() + timedelta(seconds=kept_seconds),
-                training=upload.training,
-                origin=origin,
-            ),
+        file = StoreFile(
+            file_id=file_id,
+            purpose=upload.purpose,
+            object=upload.object,
+            filename=upload.filename,
+            expires_at=control.clock.now() + timedelta(seconds=kept_seconds),
+            training=upload.training,
+            origin=origin,
         )
+        async with call.api.upload_turns.of(call.caller.account_id):
+            await must_allow_upload(call, upload.object.bytes)
+            return await call.execute(store_file, file)
 
     fingerprint = canonical_sha256(
         {

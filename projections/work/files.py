@@ -55,6 +55,16 @@ _TOMBSTONE = """
     SELECT deleted_at FROM files
     WHERE id = %(id)s AND account_id = %(account_id)s AND deleted_at IS NOT NULL
 """
+_UPLOADED = """
+    SELECT
+        (SELECT coalesce(sum(bytes), 0)::bigint FROM files
+         WHERE account_id = %(account_id)s AND purpose IN ('fine-tune', 'batch')
+           AND deleted_at IS NULL) AS stored_bytes,
+        count(*) AS recent, min(created_at) AS oldest_recent_at
+    FROM files
+    WHERE account_id = %(account_id)s AND purpose IN ('fine-tune', 'batch')
+      AND created_at > %(since)s
+"""
 _EXPIRED = """
     SELECT id FROM files WHERE expires_at <= %(now)s AND deleted_at IS NULL AND pins = 0
     ORDER BY expires_at LIMIT %(limit)s
@@ -112,6 +122,22 @@ def deleted_at(connection: Connection, *, account_id: str, file_id: str) -> date
     """When the account's file of that id was deleted or expired; None if it was not."""
     row = connection.execute(_TOMBSTONE, {"id": file_id, "account_id": account_id}).fetchone()
     return row["deleted_at"] if row is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """What an account has uploaded: bytes that are kept, and how many files lately."""
+
+    stored_bytes: int
+    recent: int
+    oldest_recent_at: datetime | None
+
+
+def uploaded(connection: Connection, *, account_id: str, since: datetime) -> Uploaded:
+    """The account's uploads; `recent` are those after `since`, deleted ones too."""
+    row = connection.execute(_UPLOADED, {"account_id": account_id, "since": since}).fetchone()
+    assert row is not None
+    return Uploaded(**row)
 
 
 def expired(connection: Connection, *, now: datetime, limit: int) -> list[str]:

@@ -263,8 +263,8 @@ def test_a_json_body_that_never_ends_is_given_up(
     [
         b'{"%b": 1}' % (b"x" * 900_000),
         b'{"model": "%b", "training_file": "f"}' % (b"x" * 900_000),
-        b'{"model": "smollm2-135m-instruct", "training_file": "f", "method": {"%b": 1}}'
-        % (b"x" * 900_000),
+        b'{"model": "smollm2-135m-instruct", "training_file": "f", '
+        b'"method": {"type": "dpo", "%b": 1}}' % (b"x" * 900_000),
     ],
 )
 def test_a_refusal_names_what_was_sent_but_not_a_megabyte_of_it(

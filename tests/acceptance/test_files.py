@@ -7,12 +7,13 @@ import hashlib
 import io
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import openai
 import pytest
 
-from api.http import multipart
+from api.http import multipart, upload_allowance
 from domain.commands.batches import FailBatch, fail_batch
 from domain.inputs.batch_line import LineError
 from tests.acceptance.conftest import UPLOAD_BYTES_MAX, Served
@@ -321,3 +322,56 @@ async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def small_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload_allowance, "STORED_BYTES_MAX", 1_000_000)
+    monkeypatch.setattr(upload_allowance, "STORED_BYTES_WITHOUT_CREDIT_MAX", 300_000)
+    monkeypatch.setattr(upload_allowance, "UPLOADS_PER_MINUTE_MAX", 15)
+
+
+@pytest.mark.usefixtures("small_allowance")
+@pytest.mark.parametrize(("credit_usd", "fit"), [(25, 10), (0, 3)])
+def test_uploads_past_the_accounts_space_are_refused_until_files_are_deleted(
+    served: Served, credit_usd: int, fit: int
+) -> None:
+    client = served.openai(served.api.new_tenant(credit_usd=credit_usd).key)
+    data = b"x" * 100_000
+    kept = [client.files.create(file=data, purpose="batch").id for _ in range(fit)]
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.files.create(file=b"x", purpose="batch")
+    assert refused.value.code == "limit_exceeded"
+    assert refused.value.response.headers["x-should-retry"] == "false"
+    assert isinstance(refused.value.body, dict)
+    assert refused.value.body["limit"] == {
+        "name": "stored_bytes",
+        "limit": fit * 100_000,
+        "in_use": fit * 100_000,
+    }
+    client.files.delete(kept[0])
+    client.files.create(file=data, purpose="batch")
+
+
+@pytest.mark.usefixtures("small_allowance")
+def test_uploads_at_once_cannot_pass_the_accounts_space_together_and_leave_no_object(
+    served: Served,
+) -> None:
+    before = served.stored_objects()
+    part = [PURPOSE, _part("file", b"x" * 100_000)]
+    with ThreadPoolExecutor(14) as threads:
+        answers = list(threads.map(lambda _: _upload(served, *part), range(14)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 10 + [429] * 4
+    assert len(served.stored_objects() - before) == 10
+
+
+@pytest.mark.usefixtures("small_allowance")
+def test_uploads_past_the_rate_are_to_come_again_once_the_minute_is_over(served: Served) -> None:
+    client = served.openai().with_options(max_retries=0)
+    for _ in range(15):
+        client.files.delete(client.files.create(file=b"x", purpose="batch").id)
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.files.create(file=b"x", purpose="batch")
+    assert refused.value.code == "rate_limit_exceeded"
+    assert 1 <= int(refused.value.response.headers["retry-after"]) <= 60
+    served.openai(served.new_tenant().key).files.create(file=b"x", purpose="batch")
