@@ -147,6 +147,8 @@ class Settings:
     engine: Literal["", "vllm", "transformers", "echo"] = ""
     """Forces one engine: vllm, transformers or echo. Empty: vLLM where there is one. Echo answers
     without a model: for tests and load trials."""
+    allow_echo: Flag = False
+    """A runner refuses the echo engine, which bills as a model does, without this: for tests."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Where the API listens."""
     port: Port = 8080

@@ -35,7 +35,7 @@ logger = structlog.stdlib.get_logger(__name__)
 async def serve(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT. Raises Unusable, and RunnerBroken."""
     settings.require("kafka_bootstrap", "object_store_url", "weights_dir")
-    _refuse_missing_engine(settings)
+    _refuse_unusable_engine(settings)
     well = {"broker": False, "weights": False}
     with serve_metrics(settings, health=lambda: well):
         await _serve(settings, well)
@@ -72,8 +72,13 @@ async def _serve(settings: Settings, well: dict[str, bool]) -> None:
         await sender.stop()
 
 
-def _refuse_missing_engine(settings: Settings) -> None:
+def _refuse_unusable_engine(settings: Settings) -> None:
     python = settings.engines_python
+    if settings.engine == "echo" and not settings.allow_echo:
+        raise Unusable(
+            "GRIDLINE_ENGINE='echo' answers without a model and bills as one does: it is for "
+            "tests, which set GRIDLINE_ALLOW_ECHO=1 too"
+        )
     if settings.engine == "vllm" and not python:
         raise Unusable("GRIDLINE_ENGINE='vllm' needs GRIDLINE_ENGINES_PYTHON")
     if python and not os.access(python, os.X_OK):

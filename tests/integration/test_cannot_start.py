@@ -176,6 +176,7 @@ ROWS: list[tuple[tuple[str, ...], str, str | Callable[[Place], str], str]] = [
     (RUNNER, "KAFKA_PARTITIONS", "3", "has 4 partitions"),
     (RUNNER, "ENGINES_PYTHON", "/nonexistent/python", "is no program"),
     (RUNNER, "ENGINE", "vllm", "needs GRIDLINE_ENGINES_PYTHON"),
+    (RUNNER, "ENGINE", "echo", "GRIDLINE_ALLOW_ECHO=1"),
 ]
 
 
