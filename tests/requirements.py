@@ -42,6 +42,7 @@ JOB_CREATE = "unit/domain/test_job_create.py::test_"
 KEY_SPEND = "unit/domain/test_key_spend.py::test_"
 PRICES = "unit/domain/test_prices.py::test_"
 QUOTE = "unit/domain/test_quote.py::test_"
+TOKEN_ESTIMATE = "unit/gpu_runners/test_token_estimate.py::test_"
 TRAINING_FILE = "unit/domain/test_training_file.py::test_"
 RENDERING = "unit/gpu_runners/test_rendering.py::test_"
 TRAIN_LORA = "unit/gpu_runners/test_train_lora.py::test_"
@@ -468,7 +469,7 @@ REQUIREMENTS = (
     Requirement("F-058", "A valid file records an upper bound on tokens from its UTF-8 bytes.",
                 held_by=(TRAINING_FILE + "an_estimate_never_passes_the_bound", TRAINING_FILE + "the_bound_counts_the_composed_form_where_it_is_longer",)),
     Requirement("F-059", "A valid file records a conservative token estimate for each base, from its text.",
-                held_by=(TRAINING_FILE + "english_is_estimated_at_about_a_token_for_four_bytes",)),
+                held_by=(TOKEN_ESTIMATE + "ordinary_text_of_no_language_is_estimated_too_low", TOKEN_ESTIMATE + "english_is_estimated_at_about_a_third_more",)),
     Requirement("F-060", "Before training the job makes an exact count with the base's own tokenizer.",
                 held_by=(TRAIN_LORA + "billed_and_loss_tokens_count_every_row_once_an_epoch",)),
     Requirement("F-061", "POST /files/distill makes two fine-tune files out of a batch's requests and results: one for training, one held out for validation.", later="distilling"),

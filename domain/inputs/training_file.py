@@ -109,7 +109,8 @@ class TrainingFileCheck:
 
     def _count(self, row: TrainingRow) -> None:
         counts = CharacterCounts()
-        counts.add("".join(message.content for message in row.messages))
+        for message in row.messages:
+            counts.add(message.content)
         self._text.merge(counts)
         has_system = row.messages[0].role == "system"
         if isinstance(row, ChatRow) and _trained_turns(row) > 1:
