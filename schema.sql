@@ -291,7 +291,7 @@ CREATE TABLE batches (
     requests integer,
     completed integer NOT NULL DEFAULT 0,
     failed integer NOT NULL DEFAULT 0,
-    maximum_nano_usd bigint,
+    quote jsonb,
     ending text,
     waiting_for text,
     output_file_id text,

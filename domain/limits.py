@@ -107,6 +107,11 @@ BATCH_ERRORS_MAX = 100
 """Faults that a failed batch lists, as many as a person reads."""
 FT_MODELS_PER_BATCH_MAX = 8
 """Migration page; the catalog can set fewer for a base."""
+MINIMUM_FROM_PERCENT = 90
+"""Of a cancelled batch's lines that succeeded: from there on it pays the minimum, as if it had
+completed; else cancelling at the last line would avoid it."""
+HOLD_MARGIN_SECONDS = 3_600
+"""A hold outlives its work's last deadline by this, so that the end settles it."""
 CHUNK_REQUESTS = 200
 """Request lines that one attempt of one runner takes."""
 DEFAULT_OUTPUT_TOKENS = 1_024

@@ -103,8 +103,10 @@ class BatchChunkTask(Part):
     """Run the request lines in bytes [start_byte, end_byte) of the input object.
 
     `first_line` is the 1-based number of the line that starts at `start_byte` (blank lines count);
-    `requests` counts the request lines. Results go to `<output_prefix>output.jsonl` and
-    `<output_prefix>errors.jsonl`; a file that would be empty is not written.
+    `requests` counts the request lines, `sha256` is of those that are no blank ones, an LF after
+    each: lines that are not what was checked are not run. Results go to
+    `<output_prefix>output.jsonl` and `<output_prefix>errors.jsonl`; a file that would be empty is
+    not written.
     """
 
     kind: Literal["batch_chunk"] = "batch_chunk"
@@ -113,6 +115,7 @@ class BatchChunkTask(Part):
     end_byte: int = Field(ge=0)
     first_line: int = Field(ge=1)
     requests: int = Field(ge=1)
+    sha256: str
     endpoint: Endpoint
     base: str
     adapters: tuple[AdapterRef, ...] = ()

@@ -215,9 +215,9 @@ class History:
         work, plan = self._works.get(event.originator_id), event.plan
         if work is None:
             return
-        work.base, work.base_revision = plan.base, plan.base_revision
-        work.maximum = plan.maximum_nano_usd
-        work.models = frozenset({plan.base, *(adapter.name for adapter in plan.adapters)})
+        work.base, work.base_revision = plan.quote.base, plan.base_revision
+        work.maximum = plan.quote.maximum_nano_usd
+        work.models = frozenset({plan.quote.base, *(adapter.name for adapter in plan.adapters)})
 
     def _chunk_finished(self, event: Any) -> None:
         work = self._works.get(event.originator_id)

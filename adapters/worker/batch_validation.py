@@ -125,17 +125,14 @@ def _subject_of(uow: UnitOfWork, batch_id: str) -> _Subject | None:
 
 def _plan(batch_id: str, *, subject: _Subject, facts: BatchFileFacts) -> RecordBatchPlan:
     assert facts.base is not None
-    quote = quote_batch(
-        base=facts.base,
-        requests=facts.requests,
-        worst_case=facts.worst_case,
-        prices=subject.prices,
-    )
     return RecordBatchPlan(
         batch_id=batch_id,
-        base=facts.base.id,
-        requests=facts.requests,
         chunks=facts.chunks,
         first_lines=facts.first_lines,
-        maximum_nano_usd=quote.maximum_nano_usd,
+        quote=quote_batch(
+            base=facts.base,
+            requests=facts.requests,
+            worst_case=facts.worst_case,
+            prices=subject.prices,
+        ),
     )

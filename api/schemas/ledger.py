@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.schemas.quotes import fine_tune_quote_object
+from api.schemas.quotes import quote_object
 from api.schemas.times import seconds, seconds_or_none
 from domain.ledger.money import usd_text
 from domain.ledger.receipt import Receipt
@@ -59,7 +59,7 @@ def receipt_object(row: ReceiptRow) -> dict[str, Any]:
         "ended_at": seconds_or_none(row.ended_at),
         "price_version": row.price_version,
         "max_charge_usd": usd_text(maximum) if maximum is not None else None,
-        "quote": fine_tune_quote_object(row.quote) if row.quote is not None else None,
+        "quote": quote_object(row.quote) if row.quote is not None else None,
         "hold": hold_object(row.hold) if row.hold is not None else None,
         "charge_usd": usd_text(row.receipt.charge_nano_usd if row.receipt else 0),
         "charge": _charge(row.receipt) if row.receipt is not None else None,
@@ -79,6 +79,10 @@ def _charge(receipt: Receipt) -> dict[str, Any]:
         ],
         "minimum_usd": usd_text(receipt.minimum_nano_usd),
         "minimum_applies": receipt.minimum_applies,
+        "decided_by": receipt.decided_by,
+        "ended": receipt.ended,
+        "code": receipt.code,
+        "side": receipt.side,
         "charge_usd": usd_text(receipt.charge_nano_usd),
         "returned_usd": usd_text(receipt.returned_nano_usd),
         "base": receipt.base,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from domain.ledger.money import usd_number
-from domain.work.quote import FineTuneQuote
+from domain.work.quote import BatchQuote, FineTuneQuote
 
 
 def fine_tune_quote_object(quote: FineTuneQuote) -> dict[str, Any]:
@@ -27,3 +27,32 @@ def fine_tune_quote_object(quote: FineTuneQuote) -> dict[str, Any]:
         },
         "price_version": quote.price_version,
     }
+
+
+def batch_quote_object(quote: BatchQuote) -> dict[str, Any]:
+    """What a validated batch can cost, and of which tokens."""
+    return {
+        "estimate": True,
+        "model": quote.base,
+        "requests": quote.requests,
+        "input_tokens_upper_bound": sum(each.input_tokens for each in quote.worst_case),
+        "output_tokens_upper_bound": sum(each.output_tokens for each in quote.worst_case),
+        "upper_bound_by_model": [
+            {
+                "model": each.model,
+                "input_tokens": each.input_tokens,
+                "output_tokens": each.output_tokens,
+            }
+            for each in quote.worst_case
+        ],
+        "minimum_usd": usd_number(quote.minimum_nano_usd),
+        "max_charge_usd": usd_number(quote.maximum_nano_usd),
+        "price_version": quote.price_version,
+    }
+
+
+def quote_object(quote: BatchQuote | FineTuneQuote) -> dict[str, Any]:
+    """The quote of work of any kind."""
+    if isinstance(quote, BatchQuote):
+        return batch_quote_object(quote)
+    return fine_tune_quote_object(quote)

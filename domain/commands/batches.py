@@ -18,15 +18,15 @@ from domain.inputs.batch_file import ChunkPlan
 from domain.inputs.batch_line import LineError
 from domain.ledger.account import Account
 from domain.ledger.price_book import PriceBook
-from domain.ledger.prices import charge_for_batch
-from domain.ledger.receipt import Receipt, ReceiptLine
-from domain.limits import FILE_KEPT_SECONDS
+from domain.ledger.prices import batch_lines
+from domain.ledger.receipt import End, Receipt, Terms, settle
+from domain.limits import FILE_KEPT_SECONDS, HOLD_MARGIN_SECONDS
 from domain.stored import StoredObject
 from domain.unit_of_work import UnitOfWork
 from domain.work.batch import Batch, BatchPlan
+from domain.work.quote import BatchQuote
 
-HOLD_MARGIN = timedelta(hours=1)
-"""A hold outlives its batch's window by this, so that the end of the window settles it."""
+HOLD_MARGIN = timedelta(seconds=HOLD_MARGIN_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,9 @@ class RecordBatchPlan:
     model the line that names it first."""
 
     batch_id: str
-    base: str
-    requests: int
     chunks: tuple[ChunkPlan, ...]
     first_lines: Mapping[str, int]
-    maximum_nano_usd: int
+    quote: BatchQuote
 
 
 def record_batch_plan(uow: UnitOfWork, command: RecordBatchPlan) -> None:
@@ -67,12 +65,10 @@ def record_batch_plan(uow: UnitOfWork, command: RecordBatchPlan) -> None:
         return
     batch.record_plan(
         BatchPlan(
-            base=command.base,
-            base_revision=CATALOG[command.base].revision or "unpinned",
-            requests=command.requests,
+            base_revision=CATALOG[command.quote.base].revision or "unpinned",
             chunks=command.chunks,
             adapters=tuple(adapters),
-            maximum_nano_usd=command.maximum_nano_usd,
+            quote=command.quote,
         ),
         envelope=uow.envelope,
     )
@@ -106,7 +102,7 @@ def start_batch(uow: UnitOfWork, batch_id: str) -> None:
             work_id=batch.id,
             account_id=batch.account_id,
             key_id=batch.key_id,
-            maximum_nano_usd=batch.plan.maximum_nano_usd,
+            maximum_nano_usd=batch.plan.quote.maximum_nano_usd,
             price_version=batch.price_version,
             expires_at=batch.expires_at + HOLD_MARGIN,
         ),
@@ -207,7 +203,8 @@ def finish_batch(uow: UnitOfWork, command: FinishBatch) -> None:
         return
     output_id = _store_result(uow, batch, "output", command.output)
     error_id = _store_result(uow, batch, "error", command.errors)
-    receipt = _receipt(uow, batch, any_succeeded=command.output is not None)
+    succeeded = command.output.lines if command.output else 0
+    receipt = _receipt(uow, batch, succeeded=succeeded)
     if receipt is not None:
         capture_hold(uow, batch.id, receipt.charge_nano_usd)
     else:
@@ -216,55 +213,32 @@ def finish_batch(uow: UnitOfWork, command: FinishBatch) -> None:
     batch.finish(
         output_file_id=output_id,
         error_file_id=error_id,
-        completed=command.output.lines if command.output else 0,
+        completed=succeeded,
         failed=command.errors.lines if command.errors else 0,
         receipt=receipt,
         envelope=uow.envelope,
     )
 
 
-def _receipt(uow: UnitOfWork, batch: Batch, *, any_succeeded: bool) -> Receipt | None:
+def _receipt(uow: UnitOfWork, batch: Batch, *, succeeded: int) -> Receipt | None:
     """The charge of what finished, or None where nothing is charged (`docs/errors.md`)."""
     usage = batch.usage()
-    if batch.plan is None or not any_succeeded or not usage:
+    if batch.plan is None or not succeeded or not usage:
         return None
+    assert batch.ending is not None
+    quote = batch.plan.quote
     prices = uow.get(PriceBook, ids.PRICE_BOOK_ID).of_version(batch.price_version)
-    with_minimum = batch.ending == "completed"
-    charge = charge_for_batch(
-        prices=prices, usage=usage, any_succeeded=any_succeeded, with_minimum=with_minimum
-    )
-    maximum = batch.plan.maximum_nano_usd
-    lines: list[ReceiptLine] = []
-    for used in usage:
-        rates = prices.of(used.model)
-        lines.append(
-            ReceiptLine(
-                what="input",
-                model=used.model,
-                tokens=used.input_tokens,
-                rate_nano_usd_per_mtok=rates.input_nano_usd_per_mtok,
-            )
-        )
-        lines.append(
-            ReceiptLine(
-                what="output",
-                model=used.model,
-                tokens=used.output_tokens,
-                rate_nano_usd_per_mtok=rates.output_nano_usd_per_mtok,
-            )
-        )
-    charge = min(charge, maximum)
-    return Receipt(
-        price_version=batch.price_version,
-        base=batch.plan.base,
-        base_revision=batch.plan.base_revision,
-        lines=tuple(lines),
-        minimum_nano_usd=prices.of(batch.plan.base).minimum_per_batch_nano_usd,
-        minimum_applies=with_minimum,
-        maximum_nano_usd=maximum,
-        charge_nano_usd=charge,
-        returned_nano_usd=maximum - charge,
-        input_sha256=(batch.input.sha256,),
+    return settle(
+        Terms(
+            price_version=batch.price_version,
+            base=quote.base,
+            base_revision=batch.plan.base_revision,
+            minimum_nano_usd=quote.minimum_nano_usd,
+            maximum_nano_usd=quote.maximum_nano_usd,
+            input_sha256=(batch.input.sha256,),
+        ),
+        batch_lines(prices=prices, usage=usage),
+        End(ended=batch.ending, minimum_applies=batch.minimum_applies(succeeded=succeeded)),
     )
 
 

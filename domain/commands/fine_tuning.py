@@ -14,15 +14,16 @@ from domain.file import File
 from domain.fine_tuned_model import FineTunedModel
 from domain.ledger.account import Account
 from domain.ledger.price_book import PriceBook
-from domain.ledger.prices import charge_for_training
-from domain.ledger.receipt import Receipt, ReceiptLine
+from domain.ledger.prices import training_lines
+from domain.ledger.receipt import End, Receipt, Terms, settle
+from domain.limits import HOLD_MARGIN_SECONDS, WAITING_SECONDS_MAX
 from domain.unit_of_work import UnitOfWork
 from domain.work.fine_tuning_job import STARTS_MAX, FineTuningJob, TrainingResult
 from domain.work.job_errors import side_of
 
-WAITING_LIMIT = timedelta(hours=24)
-"""Fine-tuning page, "The job": waiting for a GPU too ends after 24 hours."""
-HOLD_MARGIN = timedelta(hours=1)
+WAITING_LIMIT = timedelta(seconds=WAITING_SECONDS_MAX)
+"""For the account's slot and credit, and then again for a GPU."""
+HOLD_MARGIN = timedelta(seconds=HOLD_MARGIN_SECONDS)
 
 
 def start_fine_tuning_job(uow: UnitOfWork, job_id: str) -> None:
@@ -109,7 +110,8 @@ def succeed(uow: UnitOfWork, job: FineTuningJob, result: TrainingResult) -> None
     """Registers the adapter, captures the charge, frees the slots and ends the job."""
     settings = job.settings
     name = ids.fine_tuned_model_name(settings.base, job.account_id, job.id)
-    receipt = training_receipt(uow, job, trained_tokens=result.trained_tokens, with_minimum=True)
+    end = End(ended="succeeded", minimum_applies=True)
+    receipt = _receipt(uow, job, trained_tokens=result.trained_tokens, end=end)
     uow.add(
         FineTunedModel(
             id=name,
@@ -141,7 +143,8 @@ def end_failed(
     side = side_of(code)
     receipt = None
     if side == "customer" and job.status == "running" and trained_tokens > 0:
-        receipt = training_receipt(uow, job, trained_tokens=trained_tokens, with_minimum=False)
+        end = End(ended="failed", minimum_applies=False, code=code, side=side)
+        receipt = _receipt(uow, job, trained_tokens=trained_tokens, end=end)
         capture_hold(uow, job.id, receipt.charge_nano_usd)
     else:
         release_hold(uow, job.id)
@@ -176,41 +179,27 @@ def lose_runner(uow: UnitOfWork, job: FineTuningJob) -> None:
         job.lose_attempt(envelope=uow.envelope)
 
 
-def training_receipt(
-    uow: UnitOfWork, job: FineTuningJob, *, trained_tokens: int, with_minimum: bool
-) -> Receipt:
+def _receipt(uow: UnitOfWork, job: FineTuningJob, *, trained_tokens: int, end: End) -> Receipt:
     """The charge for the tokens trained, at most the quote."""
-    settings = job.settings
-    prices = uow.get(PriceBook, ids.PRICE_BOOK_ID).of_version(settings.quote.price_version)
-    of_base = prices.of(settings.base)
-    charge = min(
-        settings.quote.maximum_nano_usd,
-        charge_for_training(
-            prices=of_base,
+    settings, quote = job.settings, job.settings.quote
+    prices = uow.get(PriceBook, ids.PRICE_BOOK_ID).of_version(quote.price_version)
+    files = (settings.training, *((settings.validation,) if settings.validation else ()))
+    return settle(
+        Terms(
+            price_version=quote.price_version,
+            base=settings.base,
+            base_revision=settings.base_revision,
+            minimum_nano_usd=quote.minimum_nano_usd,
+            maximum_nano_usd=quote.maximum_nano_usd,
+            input_sha256=tuple(file.object.sha256 for file in files),
+        ),
+        training_lines(
+            prices=prices,
+            base=settings.base,
             method=settings.method,
             trained_tokens=trained_tokens,
-            with_minimum=with_minimum,
         ),
-    )
-    files = (settings.training, *((settings.validation,) if settings.validation else ()))
-    return Receipt(
-        price_version=settings.quote.price_version,
-        base=settings.base,
-        base_revision=settings.base_revision,
-        lines=(
-            ReceiptLine(
-                what="training",
-                model=settings.base,
-                tokens=trained_tokens,
-                rate_nano_usd_per_mtok=of_base.trained_rate(settings.method),
-            ),
-        ),
-        minimum_nano_usd=settings.quote.minimum_nano_usd,
-        minimum_applies=with_minimum,
-        maximum_nano_usd=settings.quote.maximum_nano_usd,
-        charge_nano_usd=charge,
-        returned_nano_usd=settings.quote.maximum_nano_usd - charge,
-        input_sha256=tuple(file.object.sha256 for file in files),
+        end,
     )
 
 

@@ -24,12 +24,14 @@ from domain.stored import StoredModel, TokenUsage
 
 
 class ChunkPlan(StoredModel):
-    """Where a chunk's lines lie in the input object."""
+    """Where a chunk's lines lie in the input object. `sha256` is of the lines that are no blank
+    ones, an LF after each: whoever reads them later sees whether they are what was checked."""
 
     start_byte: int
     end_byte: int
     first_line: int
     requests: int
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class BatchFileCheck:
         self._base: BaseModel | None = None
         self._usage: dict[str, TokenUsage] = {}
         self._chunks: list[ChunkPlan] = []
+        self._digest = hashlib.sha256()
         self._first_lines: dict[str, int] = {}
 
     def feed(self, chunk: bytes) -> None:
@@ -154,20 +157,27 @@ class BatchFileCheck:
             input_tokens=request.input_token_bound + (used.input_tokens if used else 0),
             output_tokens=request.output_token_bound + (used.output_tokens if used else 0),
         )
+        assert line.content is not None
         last = self._chunks[-1] if self._chunks else None
-        if last is not None and last.requests < self._chunk_requests:
-            self._chunks[-1] = last.model_copy(
-                update={"end_byte": line.end_byte, "requests": last.requests + 1}
+        if last is None or last.requests == self._chunk_requests:
+            self._digest = hashlib.sha256()
+            last = ChunkPlan(
+                start_byte=line.start_byte,
+                end_byte=line.start_byte,
+                first_line=line.number,
+                requests=0,
+                sha256="",
             )
-        else:
-            self._chunks.append(
-                ChunkPlan(
-                    start_byte=line.start_byte,
-                    end_byte=line.end_byte,
-                    first_line=line.number,
-                    requests=1,
-                )
-            )
+            self._chunks.append(last)
+        self._digest.update(line.content)
+        self._digest.update(b"\n")
+        self._chunks[-1] = last.model_copy(
+            update={
+                "end_byte": line.end_byte,
+                "requests": last.requests + 1,
+                "sha256": self._digest.hexdigest(),
+            }
+        )
 
     def _fault(
         self, code: str, message: str, *, param: str | None, line: int | None = None

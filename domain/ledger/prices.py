@@ -1,4 +1,4 @@
-"""The published prices as a value, and the two charges that are computed from it.
+"""The published prices as a value, and what work is charged for at them.
 
 The price book publishes a list; quotes, holds and receipts pin its version. Amounts are nano-USD,
 rates nano-USD per million tokens. The file has decimal strings of USD; a number there is refused,
@@ -16,6 +16,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from domain.catalog import CATALOG, TrainingMethod, base_of_fine_tuned
 from domain.errors import InvalidRequest
 from domain.ledger import money
+from domain.ledger.receipt import ReceiptLine
+from domain.limits import MINIMUM_FROM_PERCENT
 from domain.stored import TokenUsage
 
 _LIST_FIELDS = {
@@ -136,32 +138,44 @@ RULES = (
     "and never more than its quote. One that fails for a cause on your side after training started "
     "is charged its trained tokens without the minimum. Any other is not charged.",
     "A batch that completes is charged the tokens its lines used, at least the minimum per batch "
-    "once any line succeeded. One that is cancelled or expires is charged what finished, without "
-    "the minimum. A batch that fails validation, or has no successful line, is not charged.",
+    "once any line succeeded. One that is cancelled is charged what finished, with the minimum "
+    f"only if at least {MINIMUM_FROM_PERCENT} % of its lines succeeded; one that expires what "
+    "finished, without the minimum. A batch that fails validation, or has no successful line, is "
+    "not charged.",
 )
 
 
-def charge_for_training(
-    *, prices: ModelPrices, method: TrainingMethod, trained_tokens: int, with_minimum: bool
-) -> int:
-    """Nano-USD for trained tokens (all epochs): one rounding, then the minimum if it applies."""
-    used = money.price([(trained_tokens, prices.trained_rate(method))])
-    return max(used, prices.minimum_per_job_nano_usd) if with_minimum else used
+def training_lines(
+    *, prices: PriceList, base: str, method: TrainingMethod, trained_tokens: int
+) -> tuple[ReceiptLine, ...]:
+    """What a training is charged for: its trained tokens, all epochs. Raises InvalidRequest for a
+    base without training."""
+    rate = prices.of(base).trained_rate(method)
+    line = ReceiptLine(
+        what="training", model=base, tokens=trained_tokens, rate_nano_usd_per_mtok=rate
+    )
+    return (line,)
 
 
-def charge_for_batch(
-    *, prices: PriceList, usage: Iterable[TokenUsage], any_succeeded: bool, with_minimum: bool
-) -> int:
-    """Nano-USD for the tokens of a batch's finished lines, all models together: one rounding, then
-    the base's minimum if it applies. Nothing once no line succeeded."""
-    used = tuple(usage)
-    if not any_succeeded or not used:
-        return 0
-    lines: list[tuple[int, int]] = []
-    for each in used:
-        of_model = prices.of(each.model)
-        lines.append((each.input_tokens, of_model.input_nano_usd_per_mtok))
-        lines.append((each.output_tokens, of_model.output_nano_usd_per_mtok))
-    charge = money.price(lines)
-    minimum = prices.of(used[0].model).minimum_per_batch_nano_usd
-    return max(charge, minimum) if with_minimum else charge
+def batch_lines(*, prices: PriceList, usage: Iterable[TokenUsage]) -> tuple[ReceiptLine, ...]:
+    """What a batch is charged for: the input and output tokens of each model name."""
+    lines: list[ReceiptLine] = []
+    for used in usage:
+        rates = prices.of(used.model)
+        lines.append(
+            ReceiptLine(
+                what="input",
+                model=used.model,
+                tokens=used.input_tokens,
+                rate_nano_usd_per_mtok=rates.input_nano_usd_per_mtok,
+            )
+        )
+        lines.append(
+            ReceiptLine(
+                what="output",
+                model=used.model,
+                tokens=used.output_tokens,
+                rate_nano_usd_per_mtok=rates.output_nano_usd_per_mtok,
+            )
+        )
+    return tuple(lines)

@@ -29,8 +29,9 @@ from domain.fine_tuned_model import StoredAdapter
 from domain.inputs.batch_file import ChunkPlan
 from domain.inputs.batch_line import LineError
 from domain.ledger.receipt import Receipt
-from domain.limits import CompletionWindow
+from domain.limits import MINIMUM_FROM_PERCENT, CompletionWindow
 from domain.stored import Attempt, StoredModel, StoredObject, TokenUsage
+from domain.work.quote import BatchQuote
 
 BatchStatus = Literal[
     "validating",
@@ -69,12 +70,10 @@ class ChunkResult(StoredModel):
 class BatchPlan(StoredModel):
     """What validation resolved, and the run needs."""
 
-    base: str
     base_revision: str
-    requests: int
     chunks: tuple[ChunkPlan, ...]
     adapters: tuple[StoredAdapter, ...]
-    maximum_nano_usd: int
+    quote: BatchQuote
 
 
 class Chunk(StoredModel):
@@ -192,6 +191,13 @@ class Batch(Aggregate, topic="gridline.batch"):
             and chunk.runner_id == attempt.runner_id
         )
 
+    def minimum_applies(self, *, succeeded: int) -> bool:
+        """Whether at least the minimum is charged, once this many lines succeeded: when it
+        completed, and when it was cancelled as good as completed."""
+        assert self.plan is not None
+        almost_all = 100 * succeeded >= MINIMUM_FROM_PERCENT * self.plan.quote.requests
+        return self.ending == "completed" or (self.ending == "cancelled" and almost_all)
+
     def usage(self) -> tuple[TokenUsage, ...]:
         """Tokens by model name over all finished chunks, in the order of names."""
         totals: dict[str, tuple[int, int]] = {}
@@ -210,7 +216,7 @@ class Batch(Aggregate, topic="gridline.batch"):
     def record_plan(self, plan: BatchPlan, *, envelope: Envelope) -> None:
         """Validation found nothing wrong."""
         assert self.wants_plan
-        assert plan.requests == sum(chunk.requests for chunk in plan.chunks)
+        assert plan.quote.requests == sum(chunk.requests for chunk in plan.chunks)
         self._validated(plan=plan, envelope=envelope)
 
     def wait(self, waiting_for: str, *, envelope: Envelope) -> None:
@@ -342,7 +348,7 @@ class Batch(Aggregate, topic="gridline.batch"):
         assert self.may_finalize
         assert self.ending is not None
         if self.plan is not None:
-            assert completed + failed == self.plan.requests
+            assert completed + failed == self.plan.quote.requests
         self._finished(
             ending=self.ending,
             output_file_id=output_file_id,

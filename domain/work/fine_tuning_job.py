@@ -18,13 +18,12 @@ from domain.aggregate import Aggregate, Envelope, event
 from domain.catalog import AdapterMethod, TrainingMethod
 from domain.errors import InvalidState
 from domain.inputs.hyperparameters import Hyperparameters
-from domain.ledger.receipt import Receipt
+from domain.ledger.receipt import FaultSide, Receipt
 from domain.stored import Attempt, Exact, StoredModel, StoredObject
 from domain.work.quote import FineTuneQuote
 
 JobStatus = Literal["validating_files", "queued", "running", "succeeded", "failed", "cancelled"]
 WaitingFor = Literal["account_capacity", "customer_credit", "gridline_capacity", "platform_budget"]
-FaultSide = Literal["customer", "platform"]
 
 TERMINAL = ("succeeded", "failed", "cancelled")
 

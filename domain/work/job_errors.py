@@ -6,7 +6,7 @@ trained tokens without the minimum; one on the platform's side is not charged.
 
 from __future__ import annotations
 
-from domain.work.fine_tuning_job import FaultSide
+from domain.ledger.receipt import FaultSide
 
 SIDES: dict[str, FaultSide] = {
     "insufficient_quota": "customer",

@@ -13,7 +13,8 @@ from domain.catalog import DPO_SLOWDOWN, BaseModel
 from domain.errors import InvalidFile
 from domain.inputs.job_create import FineTuneCreate
 from domain.inputs.training_file import TrainingFacts
-from domain.ledger.prices import PriceList, charge_for_batch, charge_for_training
+from domain.ledger.prices import PriceList, batch_lines, training_lines
+from domain.ledger.receipt import charge_of
 from domain.limits import (
     HOLD_OUT_DIVISOR,
     HOLD_OUT_ROWS_MAX,
@@ -62,7 +63,8 @@ class FineTuneQuote(StoredModel):
 
 
 class BatchQuote(StoredModel):
-    """The most that a validated batch can cost. Amounts are nano-USD."""
+    """The most that a validated batch can cost, and why: `worst_case` has each model's input bound
+    and every max_tokens. Amounts are nano-USD."""
 
     base: str
     requests: int
@@ -103,11 +105,14 @@ def quote_fine_tune(
         basis=_basis(create),
         trained_rate_nano_usd_per_mtok=of_model.trained_rate(create.method),
         minimum_nano_usd=of_model.minimum_per_job_nano_usd,
-        maximum_nano_usd=charge_for_training(
-            prices=of_model,
-            method=create.method,
-            trained_tokens=bound * epochs,
-            with_minimum=True,
+        maximum_nano_usd=charge_of(
+            training_lines(
+                prices=prices,
+                base=create.base.id,
+                method=create.method,
+                trained_tokens=bound * epochs,
+            ),
+            minimum_nano_usd=of_model.minimum_per_job_nano_usd,
         ),
         gpu_memory_class_gb=memory_class_gb,
         price_version=prices.version,
@@ -118,13 +123,14 @@ def quote_batch(
     *, base: BaseModel, requests: int, worst_case: tuple[TokenUsage, ...], prices: PriceList
 ) -> BatchQuote:
     """The quote of a validated batch: each line at its input bound and its full max_tokens."""
+    minimum = prices.of(base.id).minimum_per_batch_nano_usd
     return BatchQuote(
         base=base.id,
         requests=requests,
         worst_case=worst_case,
-        minimum_nano_usd=prices.of(base.id).minimum_per_batch_nano_usd,
-        maximum_nano_usd=charge_for_batch(
-            prices=prices, usage=worst_case, any_succeeded=True, with_minimum=True
+        minimum_nano_usd=minimum,
+        maximum_nano_usd=charge_of(
+            batch_lines(prices=prices, usage=worst_case), minimum_nano_usd=minimum
         ),
         price_version=prices.version,
     )

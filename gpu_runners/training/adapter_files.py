@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from domain.limits import ADAPTER_BYTES_MAX
 from gpu_runners.rendering.training_rows import TrainingRefused
 
 CONFIG_NAME = "adapter_config.json"
@@ -31,7 +32,6 @@ TARGET_MODULES = (
     "up_proj",
     "v_proj",
 )
-ADAPTER_BYTES_MAX = 383 * 1024 * 1024
 """Fine-tuning page, "Things to know about each model"."""
 
 _PREFIX = "base_model.model."

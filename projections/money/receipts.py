@@ -10,7 +10,7 @@ from datetime import datetime
 from domain.ids import BATCH, JOB
 from domain.ledger.receipt import Receipt
 from domain.work.kinds import find_kind, kind_of
-from domain.work.quote import FineTuneQuote
+from domain.work.quote import BatchQuote, FineTuneQuote
 from projections.money import holds
 from projections.money.holds import HoldRow
 from projections.read_model import Connection
@@ -20,7 +20,8 @@ from projections.work import batches, fine_tuning_jobs
 @dataclass(frozen=True, slots=True)
 class ReceiptRow:
     """Why a job or batch was charged what it was. `receipt` is null where nothing was charged,
-    `hold` where it never started, `quote` for batches, `ended_at` while it is open."""
+    `hold` where it never started, `quote` before a batch is validated, `ended_at` while it is
+    open."""
 
     work_id: str
     kind: str
@@ -31,7 +32,7 @@ class ReceiptRow:
     ended_at: datetime | None
     price_version: int
     maximum_nano_usd: int | None
-    quote: FineTuneQuote | None
+    quote: FineTuneQuote | BatchQuote | None
     hold: HoldRow | None
     receipt: Receipt | None
 
@@ -56,7 +57,7 @@ def _of_batch(connection: Connection, account_id: str, batch_id: str) -> Receipt
         ended_at=(batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at),
         price_version=batch.price_version,
         maximum_nano_usd=batch.maximum_nano_usd,
-        quote=None,
+        quote=batch.quote,
         hold=holds.of_work(connection, account_id=account_id, work_id=batch_id),
         receipt=batch.receipt,
     )

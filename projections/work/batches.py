@@ -18,6 +18,7 @@ from domain.ledger.receipt import Receipt
 from domain.limits import CompletionWindow
 from domain.stored import StoredObject, TokenUsage
 from domain.work.batch import BatchStatus, Ending
+from domain.work.quote import BatchQuote
 from projections.paging import Page, bounds, page
 from projections.projection import Statement
 from projections.read_model import Connection, ReadModel
@@ -33,7 +34,7 @@ _CREATED = """
 """
 _VALIDATED = """
     UPDATE batches SET base = %(base)s, base_revision = %(base_revision)s,
-        requests = %(requests)s, maximum_nano_usd = %(maximum_nano_usd)s
+        requests = %(requests)s, quote = %(quote)s
     WHERE id = %(id)s
 """
 _CHUNKS_PLANNED = """
@@ -108,7 +109,7 @@ _COLUMNS = """
            b.finalizing_at, b.completed_at, b.failed_at, b.expired_at, b.cancelling_at,
            b.cancelled_at, b.expires_at, b.input_file_id, b.input_key, b.endpoint,
            b.completion_window, b.output_expires_seconds, b.price_version, b.base,
-           b.base_revision, b.requests, b.completed, b.failed, b.maximum_nano_usd, b.ending,
+           b.base_revision, b.requests, b.completed, b.failed, b.quote, b.ending,
            b.waiting_for, b.output_file_id, b.error_file_id, b.errors, b.usage, b.receipt,
            t.metadata
     FROM batches b LEFT JOIN work_texts t ON t.work_id = b.id
@@ -133,7 +134,7 @@ _CHUNKS = """
 @dataclass(frozen=True, slots=True)
 class BatchRow:
     """One batch. `requests` is null until it is validated; `usage` and both file ids until it has
-    ended; `base`, `base_revision` and `maximum_nano_usd` until it is validated."""
+    ended; `base`, `base_revision` and `quote` until it is validated."""
 
     id: str
     account_id: str
@@ -159,7 +160,7 @@ class BatchRow:
     requests: int | None
     completed: int
     failed: int
-    maximum_nano_usd: int | None
+    quote: BatchQuote | None
     ending: Ending | None
     waiting_for: str | None
     output_file_id: str | None
@@ -168,6 +169,11 @@ class BatchRow:
     usage: tuple[TokenUsage, ...] | None
     receipt: Receipt | None
     metadata: dict[str, str] | None
+
+    @property
+    def maximum_nano_usd(self) -> int | None:
+        """The most that it can cost."""
+        return self.quote.maximum_nano_usd if self.quote is not None else None
 
     @property
     def total(self) -> int:
@@ -225,7 +231,7 @@ def chunks(connection: Connection, batch_id: str) -> tuple[ChunkRow, ...]:
 
 
 def _row(row: dict[str, Any]) -> BatchRow:
-    usage, receipt = row["usage"], row["receipt"]
+    usage, quote, receipt = row["usage"], row["quote"], row["receipt"]
     return BatchRow(
         **{
             **row,
@@ -235,6 +241,7 @@ def _row(row: dict[str, Any]) -> BatchRow:
                 if usage is not None
                 else None
             ),
+            "quote": BatchQuote.model_validate(quote) if quote is not None else None,
             "receipt": Receipt.model_validate(receipt) if receipt is not None else None,
         }
     )
@@ -270,10 +277,10 @@ def _validated(event: Any, _position: int) -> list[Statement]:
     plan = event.plan
     batch = {
         "id": event.originator_id,
-        "base": plan.base,
+        "base": plan.quote.base,
         "base_revision": plan.base_revision,
-        "requests": plan.requests,
-        "maximum_nano_usd": plan.maximum_nano_usd,
+        "requests": plan.quote.requests,
+        "quote": _jsonb(plan.quote),
     }
     planned = {
         "id": event.originator_id,

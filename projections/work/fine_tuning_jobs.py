@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 from psycopg.types.json import Jsonb
 
-from domain.ledger.receipt import Receipt
+from domain.ledger.receipt import FaultSide, Receipt
 from domain.stored import number
 from domain.work.fine_tuning_job import (
-    FaultSide,
     JobSettings,
     JobStatus,
     TrainingResult,

@@ -7,11 +7,11 @@ what it reads here by commands, which decide again: a row that is a moment old d
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from domain.commands.fine_tuning import WAITING_LIMIT
 from domain.ids import BATCH, JOB
+from domain.limits import WAITING_SECONDS_MAX
 from domain.stored import Attempt
 from domain.work.batch import STOP_WITHIN
 from domain.work.kinds import KINDS
@@ -197,7 +197,7 @@ def _batch_validated(event: Any, _position: int) -> list[Statement]:
     work_id = event.originator_id
     requests = [chunk.requests for chunk in event.plan.chunks]
     return [
-        (_PLANNED, {"id": work_id, "base": event.plan.base}),
+        (_PLANNED, {"id": work_id, "base": event.plan.quote.base}),
         (_CHUNKS_PLANNED, {"id": work_id, "requests": requests}),
     ]
 
@@ -260,8 +260,9 @@ def _job_created(event: Any, position: int) -> list[Statement]:
 
 def _job_queued(event: Any, _position: int) -> list[Statement]:
     work_id = event.originator_id
+    due_at = event.envelope.at + timedelta(seconds=WAITING_SECONDS_MAX)
     return [
-        (_QUEUED, {"id": work_id, "due_at": event.envelope.at + WAITING_LIMIT}),
+        (_QUEUED, {"id": work_id, "due_at": due_at}),
         (_TRAINING_WANTED, {"id": work_id}),
     ]
 

@@ -35,6 +35,7 @@ from domain.messages import (
 )
 from domain.stored import Attempt, StoredObject
 from tests.acceptance.conftest import Served
+from tests.integration.product_rig import batch_quote
 
 BASE = "smollm2-135m-instruct"
 CONFIG = b'{"r": 16}'
@@ -97,11 +98,13 @@ def run_batch(served: Served, batch_id: str, *, requests: int) -> None:
         record_batch_plan,
         RecordBatchPlan(
             batch_id=batch_id,
-            base=BASE,
-            requests=requests,
-            chunks=(ChunkPlan(start_byte=0, end_byte=1, first_line=1, requests=requests),),
+            chunks=(
+                ChunkPlan(
+                    start_byte=0, end_byte=1, first_line=1, requests=requests, sha256="0" * 64
+                ),
+            ),
             first_lines={},
-            maximum_nano_usd=20_000_000,
+            quote=batch_quote(requests=requests, maximum_nano_usd=20_000_000),
         ),
     )
     served.run(start_work, StartWork(batch_id))

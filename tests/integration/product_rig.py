@@ -7,7 +7,7 @@ is a few lines.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from importlib import resources
 from typing import Any
@@ -37,8 +37,9 @@ from domain.messages import (
     TrainFinished,
     TrainProgress,
 )
-from domain.stored import Attempt, StoredObject
+from domain.stored import Attempt, StoredObject, TokenUsage
 from domain.unit_of_work import CommandContext
+from domain.work.quote import BatchQuote
 from projections.follower import Follower
 from projections.registry import FOLLOWING, INLINE
 from tests.conftest import Database
@@ -49,6 +50,26 @@ PRICES = PriceList.from_json(resources.files("domain.ledger").joinpath("prices.j
 LINES_PER_CHUNK = 4
 
 
+def batch_quote(
+    *,
+    requests: int,
+    maximum_nano_usd: int,
+    models: Iterable[str] = (BASE,),
+    prices: PriceList = PRICES,
+) -> BatchQuote:
+    """A quote with that maximum, and room for all tokens that a test reports."""
+    return BatchQuote(
+        base=BASE,
+        requests=requests,
+        worst_case=tuple(
+            TokenUsage(model=model, input_tokens=10**9, output_tokens=10**9) for model in models
+        ),
+        minimum_nano_usd=prices.of(BASE).minimum_per_batch_nano_usd,
+        maximum_nano_usd=maximum_nano_usd,
+        price_version=prices.version,
+    )
+
+
 def chunk_plans(count: int) -> tuple[ChunkPlan, ...]:
     """Chunks of LINES_PER_CHUNK lines, one after another."""
     return tuple(
@@ -57,6 +78,7 @@ def chunk_plans(count: int) -> tuple[ChunkPlan, ...]:
             end_byte=number * 100 + 100,
             first_line=1 + number * LINES_PER_CHUNK,
             requests=LINES_PER_CHUNK,
+            sha256="0" * 64,
         )
         for number in range(count)
     )
@@ -190,11 +212,11 @@ class ProductRig:
             batches.record_batch_plan,
             batches.RecordBatchPlan(
                 batch_id=batch_id,
-                base=BASE,
-                requests=chunks * LINES_PER_CHUNK,
                 chunks=chunk_plans(chunks),
                 first_lines={},
-                maximum_nano_usd=nano_usd(maximum_usd),
+                quote=batch_quote(
+                    requests=chunks * LINES_PER_CHUNK, maximum_nano_usd=nano_usd(maximum_usd)
+                ),
             ),
         )
 
@@ -214,8 +236,11 @@ class ProductRig:
     def lose(self, attempt: Attempt) -> None:
         self.run(work.lose_attempt, work.LoseAttempt(attempt))
 
-    def finish_chunk(self, attempt: Attempt, *, failed: int = 0) -> None:
-        completed = LINES_PER_CHUNK - failed
+    def finish_chunk(
+        self, attempt: Attempt, *, failed: int = 0, answered: int = LINES_PER_CHUNK
+    ) -> None:
+        """All lines of the chunk, or those that were answered before it was stopped."""
+        completed = answered - failed
         usage = ModelUsage(model=BASE, input_tokens=1000, output_tokens=100)
         prefix = f"chunks/{attempt.work_id}/{attempt.chunk}/{attempt.attempt}"
         self.report(
@@ -226,6 +251,7 @@ class ProductRig:
                 usage=(usage,) if completed else (),
                 output=object_ref(f"{prefix}/output.jsonl") if completed else None,
                 errors=object_ref(f"{prefix}/errors.jsonl") if failed else None,
+                cancelled=answered < LINES_PER_CHUNK,
             ),
         )
 

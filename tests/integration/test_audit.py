@@ -212,7 +212,8 @@ def test_the_application_itself_cannot_edit_the_log(told: Ledger) -> None:
         ("UPDATE models SET deleted_at = created_at", "the rows are"),
         ("UPDATE price_lists SET list = jsonb_set(list, '{version}', '7')", "the rows are"),
         (
-            "UPDATE batches SET maximum_nano_usd = 1 WHERE status = 'completed'",
+            "UPDATE batches SET quote = jsonb_set(quote, '{maximum_nano_usd}', '1') "
+            "WHERE status = 'completed'",
             "the rows are",
         ),
         ("UPDATE batches SET price_version = 9 WHERE status = 'completed'", "the rows are"),

@@ -20,7 +20,6 @@ from domain import messages
 from domain.commands import accounts, batches, files
 from domain.commands import work as work_commands
 from domain.ids import derived_file_id, fine_tuned_model_name
-from domain.inputs.batch_file import ChunkPlan
 from domain.inputs.batch_line import LineError
 from domain.ledger.account import Account
 from domain.messages import (
@@ -39,7 +38,7 @@ from projections.registry import INLINE
 from projections.work import open_work as work
 from tests.conftest import Database
 from tests.fakes import FakeBroker, FakeObjects
-from tests.integration.product_rig import BASE, PRICES, ProductRig
+from tests.integration.product_rig import BASE, PRICES, ProductRig, batch_quote, chunk_plans
 
 
 @pytest.fixture
@@ -201,11 +200,9 @@ async def test_an_open_batch_keeps_a_deleted_models_files_until_it_ends(rig: Pro
     batch_id = rig.create_batch()
     plan = batches.RecordBatchPlan(
         batch_id=batch_id,
-        base=BASE,
-        requests=4,
-        chunks=(ChunkPlan(start_byte=0, end_byte=9, first_line=1, requests=4),),
+        chunks=chunk_plans(1),
         first_lines={name: 1},
-        maximum_nano_usd=50_000_000,
+        quote=batch_quote(requests=4, maximum_nano_usd=50_000_000, models=(BASE, name)),
     )
     rig.run(batches.record_batch_plan, plan)
     rig.start(batch_id)
@@ -247,6 +244,28 @@ async def test_a_running_trainings_files_are_not_swept(rig: ProductRig) -> None:
     key = f"adapters/{job_id}/1/adapter_model.safetensors"
     objects.add(key, b"just stored")
     assert await sweep(rig, objects) == {key}
+
+
+# The minimum -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("succeeded", "applies"), [(11, True), (10, False)])
+def test_cancelling_at_the_last_line_does_not_avoid_the_minimum(
+    rig: ProductRig, succeeded: int, applies: bool
+) -> None:
+    batch_id = rig.create_batch()
+    rig.validate(batch_id, chunks=3)
+    rig.start(batch_id)
+    for chunk in range(2):
+        rig.finish_chunk(rig.assign(batch_id, chunk))
+    last = rig.assign(batch_id, 2)
+    rig.run(batches.cancel_batch, batches.CancelBatch(rig.account_id, batch_id))
+    rig.finish_chunk(last, answered=succeeded - 8)
+    rig.finish_batch(batch_id, completed=succeeded, failed=12 - succeeded)
+    receipt = of(rig, Batch, batch_id)["receipt"]
+    assert receipt.minimum_applies is applies
+    assert receipt.ended == "cancelled"
+    assert receipt.decided_by == ("minimum" if applies else "tokens")
 
 
 # Lost objects and runners that do not work ------------------------------------------------------

@@ -302,7 +302,7 @@ class Auditor:
         self.digests[event.originator_id] = event.object.sha256
 
     def _batch_validated(self, event) -> None:  # type: ignore[no-untyped-def]
-        self.plans[event.originator_id] = event.plan.maximum_nano_usd
+        self.plans[event.originator_id] = event.plan.quote.maximum_nano_usd
 
     def _batch_waiting(self, event) -> None:  # type: ignore[no-untyped-def]
         self.waiting_for[event.originator_id] = event.waiting_for
@@ -312,6 +312,7 @@ class Auditor:
 
     def _batch_window_ended(self, event) -> None:  # type: ignore[no-untyped-def]
         self.ending.add(event.originator_id)
+        self.waiting_for.pop(event.originator_id, None)
 
     def _batch_created(self, event) -> None:  # type: ignore[no-untyped-def]
         self.inputs[event.originator_id] = (self.digests[event.input_file_id],)
@@ -346,7 +347,10 @@ class Auditor:
             )
         ]
         minimum = 0
-        if event.receipt and event.ending == "completed":
+        as_good_as_completed = event.ending == "cancelled" and (
+            10 * event.completed >= 9 * (event.completed + event.failed)
+        )
+        if event.receipt and (event.ending == "completed" or as_good_as_completed):
             minimum = prices.of(event.receipt.base).minimum_per_batch_nano_usd
         self._charge(work, event.receipt, tokens, minimum=minimum)
         assert (event.receipt is not None) == (event.completed > 0), "only success costs"

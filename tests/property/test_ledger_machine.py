@@ -82,7 +82,7 @@ from projections.registry import FOLLOWING, INLINE
 from projections.work import files as file_rows
 from projections.work import open_work as work_rows
 from tests.conftest import Database
-from tests.integration.product_rig import LINES_PER_CHUNK, chunk_plans
+from tests.integration.product_rig import LINES_PER_CHUNK, batch_quote, chunk_plans
 from tests.property.ledger_auditor import Auditor, StatementLine
 
 BASE = "smollm2-135m-instruct"
@@ -464,11 +464,14 @@ class LedgerMachine(RuleBasedStateMachine):
             batches.record_batch_plan,
             batches.RecordBatchPlan(
                 batch_id=batch_id,
-                base=BASE,
-                requests=chunks * LINES_PER_CHUNK,
                 chunks=chunk_plans(chunks),
                 first_lines=dict.fromkeys(named, 1),
-                maximum_nano_usd=cents * CENT,
+                quote=batch_quote(
+                    requests=chunks * LINES_PER_CHUNK,
+                    maximum_nano_usd=cents * CENT,
+                    models=(BASE, *named),
+                    prices=self.auditor.prices[self._work(batch_id).price_version],
+                ),
             ),
         )
 
@@ -525,7 +528,7 @@ class LedgerMachine(RuleBasedStateMachine):
             if not isinstance(batch, Batch) or not batch.may_finalize:
                 continue
             done = sum(each.completed for each in batch.chunks if each.state == "finished")
-            total = batch.plan.requests if batch.plan else 0
+            total = batch.plan.quote.requests if batch.plan else 0
             command = batches.FinishBatch(
                 batch_id=batch.id,
                 output=self._result(batch.id, "output", done),

@@ -63,8 +63,9 @@ def task(uow: UnitOfWork, attempt: Attempt) -> Task:
         end_byte=chunk.end_byte,
         first_line=chunk.first_line,
         requests=chunk.requests,
+        sha256=chunk.sha256,
         endpoint=batch.endpoint,
-        base=batch.plan.base,
+        base=batch.plan.quote.base,
         adapters=tuple(_adapter(adapter) for adapter in batch.plan.adapters),
         output_prefix=f"chunks/{batch.id}/{attempt.chunk}/{attempt.attempt}/",
     )

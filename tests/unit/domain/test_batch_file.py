@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -441,3 +442,15 @@ def test_text_parts_are_joined_as_the_engines_join_them() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert message_text(parts) == "a\nb"
     assert message_text("a") == "a"
+
+
+@given(st.integers(1, 7))
+def test_a_chunks_digest_is_of_its_lines_whatever_parts_them(size: int) -> None:
+    lines = [line(number, CHAT_BODY) for number in range(5)]
+    parted = [b"", b"\n", b" \n", b"\r\n", b""]
+    content = b"".join(before + each for before, each in zip(parted, lines, strict=True))
+    facts = checked(content.replace(b"}\n", b"}\r\n").rstrip(), chunk_requests=size)
+    assert [chunk.sha256 for chunk in facts.chunks] == [
+        hashlib.sha256(b"".join(lines[at : at + size])).hexdigest()
+        for at in range(0, len(lines), size)
+    ]

@@ -48,6 +48,7 @@ TASK = messages.BatchChunkTask(
     end_byte=1,
     first_line=1,
     requests=1,
+    sha256="0" * 64,
     endpoint="/v1/embeddings",
     base="bge-m3",
     output_prefix="merges/1/",

@@ -17,7 +17,8 @@ from domain.errors import InvalidFile
 from domain.inputs.job_create import parse_fine_tuning_create
 from domain.inputs.training_file import TrainingFacts
 from domain.ledger.money import nano_usd
-from domain.ledger.prices import PriceList, charge_for_training
+from domain.ledger.prices import PriceList, training_lines
+from domain.ledger.receipt import charge_of
 from domain.stored import TokenUsage
 from domain.work.quote import FineTuneQuote, JobInput, hold_out_rows, quote_batch, quote_fine_tune
 
@@ -105,11 +106,14 @@ def test_no_charge_within_the_bound_passes_the_maximum(
         method={"type": "dpo" if dpo else "supervised"},
         hyperparameters={"n_epochs": epochs},
     )
-    charge = charge_for_training(
-        prices=PRICES.of("qwen2.5-7b-instruct"),
-        method="dpo" if dpo else "supervised",
-        trained_tokens=min(trained, bound * epochs),
-        with_minimum=True,
+    charge = charge_of(
+        training_lines(
+            prices=PRICES,
+            base="qwen2.5-7b-instruct",
+            method="dpo" if dpo else "supervised",
+            trained_tokens=min(trained, bound * epochs),
+        ),
+        minimum_nano_usd=found.minimum_nano_usd,
     )
     assert charge <= found.maximum_nano_usd
 
@@ -263,5 +267,4 @@ def test_a_batch_is_held_at_its_worst_case_or_its_minimum() -> None:
         ),
         prices=PRICES,
     )
-    assert large.maximum_nano_usd == nano_usd("0.605")
     assert large.maximum_nano_usd == nano_usd("0.605")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -84,6 +85,7 @@ class Bench:
             end_byte=len(before) + len(mine),
             first_line=2,
             requests=len(bodies),
+            sha256=hashlib.sha256(mine).hexdigest(),
             endpoint=endpoint,
             base=base,
             adapters=adapters,
