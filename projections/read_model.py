@@ -7,7 +7,8 @@ dictionary, under the log's lock. A handler is pure: it returns statements and r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -20,8 +21,18 @@ from projections.projection import Statement
 Connection = psycopg.Connection[dict[str, Any]]
 """What every read function takes: dict rows."""
 
+_ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+@contextmanager
+def one_snapshot(connection: Connection) -> Iterator[None]:
+    """What is read inside is of one moment, however many statements it takes."""
+    with connection.transaction():
+        connection.execute(_ONE_SNAPSHOT)
+        yield
 
 
 class Read(Protocol):

@@ -45,8 +45,9 @@ def hold_object(row: HoldRow) -> dict[str, Any]:
     }
 
 
-def receipt_object(row: ReceiptRow) -> dict[str, Any]:
-    """All that explains the charge of a job or batch, or that there is none."""
+def receipt_object(row: ReceiptRow, *, statement_position: int | None) -> dict[str, Any]:
+    """All that explains the charge of a job or batch, or that there is none. `statement_position`
+    is that of its newest line in the statement, null until the journal has one."""
     maximum = row.maximum_nano_usd
     return {
         "object": "gridline.receipt",
@@ -58,6 +59,7 @@ def receipt_object(row: ReceiptRow) -> dict[str, Any]:
         "created_at": seconds(row.created_at),
         "ended_at": seconds_or_none(row.ended_at),
         "price_version": row.price_version,
+        "statement_position": statement_position,
         "max_charge_usd": usd_text(maximum) if maximum is not None else None,
         "quote": quote_object(row.quote) if row.quote is not None else None,
         "hold": hold_object(row.hold) if row.hold is not None else None,

@@ -39,7 +39,7 @@ def create_batch(uow: UnitOfWork, command: CreateBatch) -> str:
         )
     uow.get(KeySpend, origin.key_id).must_allow(None, now=uow.now)
     account = uow.get(Account, origin.account_id)
-    prices = uow.get(PriceBook, ids.PRICE_BOOK_ID).current
+    prices = uow.get(PriceBook, ids.PRICE_BOOK_ID).in_force(uow.now)
     batch_id = uow.new_id(ids.BATCH)
     account.take_batch_slot(batch_id, envelope=uow.envelope)
     file.pin(batch_id, envelope=uow.envelope)

@@ -99,7 +99,7 @@ def _admitted(
         create,
         training=_job_input(training),
         validation=_job_input(validation) if validation is not None else None,
-        prices=uow.get(PriceBook, ids.PRICE_BOOK_ID).current,
+        prices=uow.get(PriceBook, ids.PRICE_BOOK_ID).in_force(uow.now),
     )
     uow.get(KeySpend, origin.key_id).must_allow(quote.maximum_nano_usd, now=uow.now)
     uow.get(Account, origin.account_id).must_have_fine_tune_slot()

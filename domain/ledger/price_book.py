@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from domain.aggregate import Aggregate, Envelope, event
 from domain.errors import InvalidRequest
 from domain.ledger.prices import PriceList
@@ -16,10 +18,11 @@ class PriceBook(Aggregate, topic="gridline.price_book"):
     def __init__(self, *, id: str, envelope: Envelope, prices: PriceList) -> None:
         self.lists = {prices.version: prices}
 
-    @property
-    def current(self) -> PriceList:
-        """The newest version, which new quotes pin."""
-        return self.lists[max(self.lists)]
+    def in_force(self, now: datetime) -> PriceList:
+        """What new quotes pin: the newest version that is effective by now; the first one until any
+        is."""
+        effective = (v for v, prices in self.lists.items() if prices.effective_from <= now)
+        return self.lists[max(effective, default=min(self.lists))]
 
     def of_version(self, version: int) -> PriceList:
         """A pinned version."""

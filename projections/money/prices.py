@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -13,13 +14,17 @@ from projections.read_model import Connection, ReadModel
 _PUBLISHED = """
     INSERT INTO price_lists (version, published_at, list) VALUES (%(version)s, %(at)s, %(list)s)
 """
-_CURRENT = "SELECT list FROM price_lists ORDER BY version DESC LIMIT 1"
+_IN_FORCE = """
+    SELECT list FROM price_lists, LATERAL (
+        SELECT (list ->> 'effective_from')::timestamptz <= %(now)s AS effective) AS by_now
+    ORDER BY effective DESC, CASE WHEN effective THEN -version ELSE version END LIMIT 1
+"""
 _OF_VERSION = "SELECT list FROM price_lists WHERE version = %(version)s"
 
 
-def current(connection: Connection) -> PriceList | None:
-    """The newest list, which new quotes pin; None before any is published."""
-    row = connection.execute(_CURRENT).fetchone()
+def in_force(connection: Connection, now: datetime) -> PriceList | None:
+    """The list that new quotes pin, as `PriceBook.in_force`; None before any is published."""
+    row = connection.execute(_IN_FORCE, {"now": now}).fetchone()
     return PriceList.model_validate(row["list"]) if row is not None else None
 
 

@@ -28,6 +28,10 @@ _LINES = """
     FROM journal_entries WHERE account_id = %(account_id)s AND position > %(after)s
     GROUP BY position ORDER BY position LIMIT %(limit)s
 """
+_POSITION_OF = """
+    SELECT max(position) AS position FROM journal_entries
+    WHERE account_id = %(account_id)s AND work_id = %(work_id)s
+"""
 _IS_CURRENT = """
     SELECT coalesce((SELECT t.notification_id FROM gridline_tracking t
                      WHERE t.application_name = %(journal)s), 0) >= a.changed_position AS current
@@ -103,6 +107,14 @@ def read(connection: Connection, *, account_id: str, limit: int, after: int = 0)
         closing_held_nano_usd=held,
         has_more=len(rows) > limit,
     )
+
+
+def position_of(connection: Connection, *, account_id: str, work_id: str) -> int | None:
+    """Where the newest line of a job or batch stands in the account's statement; None while none
+    does."""
+    parameters = {"account_id": account_id, "work_id": work_id}
+    row = connection.execute(_POSITION_OF, parameters).fetchone()
+    return row["position"] if row is not None else None
 
 
 def is_current(connection: Connection, *, account_id: str) -> bool:

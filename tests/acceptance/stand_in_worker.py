@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
+from adapters.event_log.event_store import decode
+from adapters.event_log.postgres import connect
 from domain import messages
 from domain.commands.batches import (
     FinishBatch,
@@ -34,6 +36,8 @@ from domain.messages import (
     TrainProgress,
 )
 from domain.stored import Attempt, StoredObject
+from projections.follower import Follower
+from projections.registry import FOLLOWING
 from tests.acceptance.conftest import Served
 from tests.integration.product_rig import batch_quote
 
@@ -140,3 +144,11 @@ def _result(served: Served, key: str, data: bytes) -> ResultFile:
 def _report(served: Served, attempt: Attempt, seq: int, body: ReportBody) -> None:
     report = Report(attempt=messages.Attempt.of(attempt), seq=seq, at=datetime.now(UTC), body=body)
     served.run(record_report, RecordReport(report))
+
+
+def follow(served: Served) -> None:
+    """The journal reaches the end of the log."""
+    url = served.plane.settings.database_url
+    runner = Follower(lambda: connect(url, name="test"), decode, FOLLOWING)
+    runner.catch_up()
+    runner.close()

@@ -448,11 +448,28 @@ def test_a_key_opens_its_account_until_it_is_revoked(rig: ProductRig) -> None:
     assert (row.daily_limit_nano_usd, row.total_limit_nano_usd) == (5, 7)
 
 
-def test_the_newest_price_list_is_current_and_old_ones_stay(rig: ProductRig) -> None:
-    newer = PRICES.model_copy(update={"version": PRICES.version + 1})
-    rig.run(account_commands.publish_prices, account_commands.PublishPrices(prices=newer))
-    assert prices.current(rig.connection) == newer
-    assert prices.of_version(rig.connection, PRICES.version) == PRICES
+def test_the_newest_price_list_that_is_effective_is_in_force_and_old_ones_stay(
+    rig: ProductRig,
+) -> None:
+    now = rig.clock.now()
+    published = {PRICES.version: PRICES}
+    for effective_from in (now - timedelta(days=1), now + timedelta(days=1), now):
+        version = max(published) + 1
+        published[version] = PRICES.model_copy(
+            update={"version": version, "effective_from": effective_from}
+        )
+        publish = account_commands.PublishPrices(prices=published[version])
+        rig.run(account_commands.publish_prices, publish)
+    first = PRICES.version
+    for at, in_force in (
+        (PRICES.effective_from - timedelta(days=999), first),
+        (now - timedelta(hours=1), first + 1),
+        (now, first + 3),
+        (now + timedelta(days=2), first + 3),
+    ):
+        assert prices.in_force(rig.connection, at) == published[in_force]
+    for version, each in published.items():
+        assert prices.of_version(rig.connection, version) == each
 
 
 def test_statements_tile_and_end_in_the_accounts_balances(rig: ProductRig) -> None:
