@@ -130,3 +130,25 @@ GREEDY_BELOW_TEMPERATURE = 0.01
 likeliest token anyway."""
 EMBEDDING_INPUTS_MAX = 2_048
 """OpenAI's bound of inputs in one embeddings request."""
+SCHEMA_BYTES_MAX = 128 * 1024
+"""Of a response format's JSON schema: hundreds of properties, and no decoder's day spoilt."""
+SCHEMA_NODES_MAX = 1_000
+"""Schemas within one; the decoder compiles a thousand in a tenth of a second."""
+SCHEMA_VALUES_MAX = 1_000
+"""Values of all enums together: OpenAI's bound."""
+SCHEMA_ONE_OF_MAX = 100
+"""Branches of a oneOf, each of which is held against each other."""
+SCHEMA_OPTIONAL_MAX = 200
+"""Properties that may be left out, all together: the decoder follows each of them at once."""
+SCHEMA_KINDS_MAX = 50
+"""Lengths, patterns and formats of strings that differ, and bounds of numbers: as many as may stand
+in one place, and the decoder has them all in mind there."""
+SCHEMA_LENGTH_MAX = 100_000
+"""The longest string, and the most items, that a schema can ask for."""
+PATTERN_CHARACTERS_MAX = 2_000
+"""Longer than any pattern that a person reads."""
+PATTERN_DEPTH_MAX = 20
+"""Groups in groups."""
+PATTERN_COST_MAX = 10_000
+"""What the repeats of all patterns of a schema may spell out; ten thousand characters take a
+decoder milliseconds a token, more can take more than it has."""

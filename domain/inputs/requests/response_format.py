@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from domain.inputs.requests.fields import Wrong
+from domain.inputs.requests.json_schema import followable
+from domain.inputs.requests.schema_values import Unfollowable
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_LOOKAROUND = re.compile(r"\(\?<?[=!]")
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """`schema` is there with json_schema only."""
+    """`schema` is there with json_schema only, and holds what `followable` writes."""
 
     kind: Literal["text", "json_object", "json_schema"] = "text"
     schema: dict[str, Any] | None = None
@@ -53,19 +54,7 @@ def _schema(given: dict[str, Any]) -> dict[str, Any]:
         raise Wrong("json_schema.strict must be true or false")
     if not isinstance(given.get("description"), str | None):
         raise Wrong("json_schema.description must be a string")
-    if _has_lookaround(schema):
-        raise Wrong(
-            "json_schema.schema has a pattern with lookahead or lookbehind, which is not honoured"
-        )
-    return schema
-
-
-def _has_lookaround(schema: object) -> bool:
-    if isinstance(schema, list):
-        return any(_has_lookaround(each) for each in schema)
-    if not isinstance(schema, dict):
-        return False
-    pattern = schema.get("pattern")
-    if isinstance(pattern, str) and _LOOKAROUND.search(pattern):
-        return True
-    return any(_has_lookaround(each) for each in schema.values())
+    try:
+        return followable(schema)
+    except Unfollowable as error:
+        raise Wrong(f"at json_schema.schema{error.place} {error.cause}") from None
