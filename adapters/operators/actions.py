@@ -23,21 +23,17 @@ from adapters.bootstrap import control_plane
 from adapters.embedded.private_file import write_private
 from adapters.event_log.postgres import Connection
 from adapters.settings import Settings, Unusable, is_operator_name
-from domain.commands.accounts import (
-    GrantCredit,
+from domain.commands.accounts import GrantCredit, OpenAccount, grant_credit, open_account
+from domain.commands.keys import (
     KeySecret,
     LimitKey,
-    OpenAccount,
-    PublishPrices,
     RegisterKey,
     RevokeKey,
-    grant_credit,
     limit_key,
-    open_account,
-    publish_prices,
     register_key,
     revoke_key,
 )
+from domain.commands.prices import PublishPrices, publish_prices
 from domain.commands.work import LoseAttempt, lose_attempt
 from domain.errors import InvalidRequest
 from domain.ledger.account import AccountLimits

@@ -19,7 +19,8 @@ from domain.commands.batches import (
     StopWaiting,
     stop_waiting,
 )
-from domain.commands.files import AdapterObject, ExpireFile, adapter_is_wanted, expire_file
+from domain.commands.files import ExpireFile, expire_file
+from domain.commands.models import AdapterObject, adapter_is_wanted
 from domain.commands.work import ExpireWork, expire_work
 from domain.file import File
 from domain.ports import Clock, Objects

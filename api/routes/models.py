@@ -9,7 +9,7 @@ from api.http.idempotency import repeats_lately
 from api.http.json_response import json_response
 from api.schemas.models import base_model_object, fine_tuned_model_object, model_deleted
 from domain.catalog import CATALOG
-from domain.commands.files import DeleteModel, delete_model
+from domain.commands.models import DeleteModel, delete_model
 from domain.errors import InvalidRequest, NotFound
 from projections.work import models
 from projections.work.models import ModelRow

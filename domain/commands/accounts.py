@@ -1,31 +1,13 @@
-"""Accounts, credit, keys and prices: the operator's commands."""
+"""Accounts, their credit and their limits: the operator's commands."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from domain import ids
-from domain.errors import NotFound
+from domain.commands.keys import KeySecret, RegisterKey, register_key
 from domain.ledger.account import Account, AccountLimits
-from domain.ledger.key_spend import KeySpend, SpendLimits
-from domain.ledger.price_book import PriceBook
-from domain.ledger.prices import PriceList
 from domain.unit_of_work import PersonalRow, UnitOfWork
-
-
-@dataclass(frozen=True, slots=True)
-class KeySecret:
-    """What is kept of a key's text: its SHA-256, and a prefix by which people know it."""
-
-    sha256: str
-    prefix: str
-    name: str
-
-    @property
-    def digest(self) -> str:
-        """What the log has of it: the audit can tell a row's secret by it, and nobody a key."""
-        return hashlib.sha256(self.sha256.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,73 +62,3 @@ class SetAccountLimits:
 def set_account_limits(uow: UnitOfWork, command: SetAccountLimits) -> None:
     """Raises NotFound."""
     uow.get(Account, command.account_id).set_limits(command.limits, envelope=uow.envelope)
-
-
-@dataclass(frozen=True, slots=True)
-class RegisterKey:
-    account_id: str
-    secret: KeySecret
-
-
-def register_key(uow: UnitOfWork, command: RegisterKey) -> str:
-    """A new key of the account; returns its id. Raises NotFound."""
-    uow.get(Account, command.account_id)
-    key = KeySpend(
-        id=uow.new_id(ids.KEY),
-        envelope=uow.envelope,
-        account_id=command.account_id,
-        secret_digest=command.secret.digest,
-    )
-    uow.add(key)
-    uow.personal(
-        PersonalRow(
-            "api_key_secrets",
-            {"key_id": key.id},
-            {
-                "account_id": command.account_id,
-                "secret_sha256": command.secret.sha256,
-                "prefix": command.secret.prefix,
-                "name": command.secret.name,
-            },
-        )
-    )
-    return key.id
-
-
-@dataclass(frozen=True, slots=True)
-class RevokeKey:
-    key_id: str
-
-
-def revoke_key(uow: UnitOfWork, command: RevokeKey) -> None:
-    """The key opens nothing more, and nothing is kept of its text. Raises NotFound."""
-    uow.get(KeySpend, command.key_id).revoke(envelope=uow.envelope)
-    uow.personal(PersonalRow("api_key_secrets", {"key_id": command.key_id}, None))
-
-
-@dataclass(frozen=True, slots=True)
-class LimitKey:
-    key_id: str
-    limits: SpendLimits
-
-
-def limit_key(uow: UnitOfWork, command: LimitKey) -> None:
-    """Puts a key's spend limits in force. Raises NotFound."""
-    key = uow.get(KeySpend, command.key_id)
-    if key.revoked:
-        raise NotFound("No such key.", param="key")
-    key.set_limits(command.limits, envelope=uow.envelope)
-
-
-@dataclass(frozen=True, slots=True)
-class PublishPrices:
-    prices: PriceList
-
-
-def publish_prices(uow: UnitOfWork, command: PublishPrices) -> None:
-    """Publishes a price list; the same one again is no change. Raises InvalidRequest."""
-    book = uow.find(PriceBook, ids.PRICE_BOOK_ID)
-    if book is None:
-        uow.add(PriceBook(id=ids.PRICE_BOOK_ID, envelope=uow.envelope, prices=command.prices))
-    else:
-        book.publish(command.prices, envelope=uow.envelope)

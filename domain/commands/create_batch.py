@@ -8,11 +8,11 @@ from datetime import timedelta
 from domain import ids
 from domain.commands.idempotency import Origin, made_before, remember
 from domain.commands.ownership import file_of
+from domain.commands.prices import current_prices
 from domain.errors import InvalidRequest
 from domain.inputs.batch_create import BatchCreate
 from domain.ledger.account import Account
 from domain.ledger.key_spend import KeySpend
-from domain.ledger.price_book import PriceBook
 from domain.limits import COMPLETION_WINDOW_SECONDS
 from domain.unit_of_work import PersonalRow, UnitOfWork
 from domain.work.batch import Batch
@@ -39,7 +39,7 @@ def create_batch(uow: UnitOfWork, command: CreateBatch) -> str:
         )
     uow.get(KeySpend, origin.key_id).must_allow(None, now=uow.now)
     account = uow.get(Account, origin.account_id)
-    prices = uow.get(PriceBook, ids.PRICE_BOOK_ID).in_force(uow.now)
+    prices = current_prices(uow)
     batch_id = uow.new_id(ids.BATCH)
     account.take_batch_slot(batch_id, envelope=uow.envelope)
     file.pin(batch_id, envelope=uow.envelope)

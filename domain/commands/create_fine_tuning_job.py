@@ -14,6 +14,7 @@ from domain import ids
 from domain.commands.create_batch import texts_row
 from domain.commands.idempotency import Origin, made_before, remember
 from domain.commands.ownership import file_of
+from domain.commands.prices import current_prices
 from domain.errors import InvalidRequest
 from domain.file import File
 from domain.fine_tuned_model import FineTunedModel
@@ -21,7 +22,6 @@ from domain.inputs.job_create import FineTuneCreate
 from domain.inputs.training_file import FileRole, TrainingFacts
 from domain.ledger.account import Account
 from domain.ledger.key_spend import KeySpend
-from domain.ledger.price_book import PriceBook
 from domain.limits import JOB_SECONDS_MAX, WAITING_SECONDS_MAX
 from domain.stored import StoredObject
 from domain.unit_of_work import UnitOfWork
@@ -99,7 +99,7 @@ def _admitted(
         create,
         training=_job_input(training),
         validation=_job_input(validation) if validation is not None else None,
-        prices=uow.get(PriceBook, ids.PRICE_BOOK_ID).in_force(uow.now),
+        prices=current_prices(uow),
     )
     uow.get(KeySpend, origin.key_id).must_allow(quote.maximum_nano_usd, now=uow.now)
     uow.get(Account, origin.account_id).must_have_fine_tune_slot()

@@ -15,12 +15,15 @@ from operator import add
 
 from domain.catalog import TokenRates
 
+_CLASSES = tuple(each.name for each in fields(TokenRates))
+_ENGLISH_LETTERS, _OTHER_LETTERS, _DIGIT, _MARK = range(4)
+_ACCENTED, _THREE_BYTE = _CLASSES.index("accented"), _CLASSES.index("three_byte")
 _LETTERS = bytes(b for b in range(128) if chr(b).isalpha() or chr(b).isspace())
 _DIGITS = b"0123456789"
 _MARKS = bytes(b for b in range(128) if b not in _LETTERS and b not in _DIGITS)
 _ASCII = bytes(range(128))
 _LEADS = {
-    list(TokenRates.__dataclass_fields__).index(name): leads
+    _CLASSES.index(name): leads
     for name, leads in {
         "accented": bytes(range(0xC0, 0xCC)),
         "cyrillic": bytes(range(0xD0, 0xD4)),
@@ -45,11 +48,6 @@ _ENGLISH_WORD_IN = 12
 in the languages that share some of them one in thirty."""
 _JUDGED_CHARACTERS = 2_000
 """At either end of a text: what is longer is judged by these."""
-
-
-_CLASSES = tuple(each.name for each in fields(TokenRates))
-_ENGLISH_LETTERS, _OTHER_LETTERS, _DIGIT, _MARK = range(4)
-_ACCENTED, _THREE_BYTE = _CLASSES.index("accented"), _CLASSES.index("three_byte")
 
 
 class CharacterCounts:

@@ -28,14 +28,9 @@ from adapters.settings import Settings
 from api.__main__ import server_config
 from api.app import create_app
 from api.control import Api
-from domain.commands.accounts import (
-    AccountOpened,
-    KeySecret,
-    OpenAccount,
-    PublishPrices,
-    open_account,
-    publish_prices,
-)
+from domain.commands.accounts import AccountOpened, OpenAccount, open_account
+from domain.commands.keys import KeySecret
+from domain.commands.prices import PublishPrices, publish_prices
 from domain.ledger.account import AccountLimits
 from domain.ledger.money import nano_usd
 from domain.ledger.prices import PriceList

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from api.http import json_body
 from api.routes.not_offered import INSTEAD, TO_COME
-from domain.commands.accounts import RevokeKey, revoke_key
+from domain.commands.keys import RevokeKey, revoke_key
 from tests.acceptance.conftest import Served
 from tests.acceptance.stand_in_worker import BASE
 from tests.acceptance.training_files import chat_file

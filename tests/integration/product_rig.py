@@ -17,6 +17,8 @@ from adapters.event_log.postgres import Connection, connect
 from adapters.event_log.writer import Writer
 from domain import messages
 from domain.commands import accounts, batches, files, work
+from domain.commands import keys as key_commands
+from domain.commands import prices as price_commands
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
 from domain.commands.idempotency import Origin
@@ -120,7 +122,7 @@ class ProductRig:
         self.connection = self.connect()
         self._commands = itertools.count(1)
         self._offsets = itertools.count(1)
-        self.run(accounts.publish_prices, accounts.PublishPrices(prices=PRICES))
+        self.run(price_commands.publish_prices, price_commands.PublishPrices(prices=PRICES))
         self.account_id, self.key_id = self.open_account("someone@example.com")
 
     def close(self) -> None:
@@ -151,7 +153,9 @@ class ProductRig:
                 email=email,
                 limits=AccountLimits(open_fine_tunes=3, open_batches=10),
                 credit_nano_usd=nano_usd(credit_usd),
-                secret=accounts.KeySecret(sha256=f"sha of {email}", prefix="gl_abc", name="first"),
+                secret=key_commands.KeySecret(
+                    sha256=f"sha of {email}", prefix="gl_abc", name="first"
+                ),
             ),
         )
         return opened.account_id, opened.key_id

@@ -26,7 +26,7 @@ from adapters.event_log.postgres import Connection, connect
 from adapters.event_log.writer import Writer
 from adapters.objects import DiskObjects
 from domain.aggregate import Aggregate
-from domain.commands import accounts
+from domain.commands import keys as key_commands
 from domain.ledger.key_spend import SpendLimits
 from domain.ledger.money import nano_usd
 from projections.follower import Follower
@@ -349,7 +349,7 @@ def test_an_end_after_the_end_is_named(told: Ledger, topic: str, again: str) -> 
 def test_a_create_beyond_its_keys_limit_is_named(rig: ProductRig) -> None:
     rig.batch_that_completes()
     limits = SpendLimits(daily_nano_usd=nano_usd(20), total_nano_usd=None)
-    rig.run(accounts.limit_key, accounts.LimitKey(rig.key_id, limits))
+    rig.run(key_commands.limit_key, key_commands.LimitKey(rig.key_id, limits))
     rig.create_batch()
     rig.runner().catch_up()
     assert verify(rig.connection).passed

@@ -17,7 +17,9 @@ from adapters.worker.dispatcher import ASSIGNS_MAX, BEATS_BEFORE_REPEAT, Dispatc
 from adapters.worker.fleet import Fleet
 from adapters.worker.watchdogs import Watchdogs
 from domain import messages
-from domain.commands import accounts, batches, files
+from domain.commands import batches
+from domain.commands import models as model_commands
+from domain.commands import prices as price_commands
 from domain.commands import work as work_commands
 from domain.ids import derived_file_id, fine_tuned_model_name
 from domain.inputs.batch_line import LineError
@@ -143,7 +145,7 @@ def test_work_at_a_price_of_zero_starts_and_ends(rig: ProductRig) -> None:
     free = {name: 0 for name, amount in PRICES.models[BASE] if amount is not None}
     models = {**PRICES.models, BASE: PRICES.models[BASE].model_copy(update=free)}
     prices = PRICES.model_copy(update={"version": 2, "models": models})
-    rig.run(accounts.publish_prices, accounts.PublishPrices(prices=prices))
+    rig.run(price_commands.publish_prices, price_commands.PublishPrices(prices=prices))
     rig.job_that_succeeds()
     rig.runner().catch_up()
     assert account(rig)["charged_nano_usd"] == 0
@@ -213,7 +215,7 @@ async def test_an_open_batch_keeps_a_deleted_models_files_until_it_ends(rig: Pro
         objects.add(key, b"an adapter")
     objects.add(f"adapters/{job_id}/7/adapter_model.safetensors", b"of an older attempt")
     assert await sweep(rig, objects) == kept
-    keys = rig.run(files.delete_model, files.DeleteModel(rig.account_id, name))
+    keys = rig.run(model_commands.delete_model, model_commands.DeleteModel(rig.account_id, name))
     assert keys == ()
     assert await sweep(rig, objects) == kept
     rig.finish_chunk(rig.assign(batch_id, 0))
@@ -223,7 +225,7 @@ async def test_an_open_batch_keeps_a_deleted_models_files_until_it_ends(rig: Pro
 
 async def test_a_deleted_model_that_nothing_staged_goes_at_once(rig: ProductRig) -> None:
     name = fine_tuned_model_name(BASE, rig.account_id, rig.job_that_succeeds())
-    keys = rig.run(files.delete_model, files.DeleteModel(rig.account_id, name))
+    keys = rig.run(model_commands.delete_model, model_commands.DeleteModel(rig.account_id, name))
     assert len(keys) == 2
 
 
@@ -233,7 +235,9 @@ async def test_a_deleted_model_waits_for_batches_that_may_be_about_to_stage_it(
     """The worker may record a plan at the moment in which the API deletes a model of it."""
     name = fine_tuned_model_name(BASE, rig.account_id, rig.job_that_succeeds())
     rig.create_batch()
-    assert rig.run(files.delete_model, files.DeleteModel(rig.account_id, name)) == ()
+    assert (
+        rig.run(model_commands.delete_model, model_commands.DeleteModel(rig.account_id, name)) == ()
+    )
 
 
 async def test_a_running_trainings_files_are_not_swept(rig: ProductRig) -> None:

@@ -18,9 +18,11 @@ from psycopg import sql
 import domain
 from domain.aggregate import Aggregate
 from domain.aggregates import AGGREGATES
-from domain.commands import accounts as account_commands
 from domain.commands import batches as batch_commands
 from domain.commands import files as file_commands
+from domain.commands import keys as key_commands
+from domain.commands import models as model_commands
+from domain.commands import prices as price_commands
 from domain.commands import work as work_commands
 from domain.errors import InvalidRequest
 from domain.ledger.key_spend import SpendLimits
@@ -380,7 +382,7 @@ def test_a_deleted_model_is_gone_and_leaves_a_tombstone(rig: ProductRig) -> None
     scope: dict[str, Any] = {"account_id": rig.account_id}
     assert [row.id for row in models.list_all(rig.connection, **scope)] == [name]
     assert models.deleted_at(rig.connection, **scope, model=name) is None
-    rig.run(file_commands.delete_model, file_commands.DeleteModel(rig.account_id, name))
+    rig.run(model_commands.delete_model, model_commands.DeleteModel(rig.account_id, name))
     assert models.list_all(rig.connection, **scope) == ()
     assert models.get(rig.connection, **scope, model=name) is None
     assert models.deleted_at(rig.connection, **scope, model=name) == rig.clock.now()
@@ -439,8 +441,8 @@ def test_a_key_opens_its_account_until_it_is_revoked(rig: ProductRig) -> None:
     assert bearer == keys.Bearer(key_id=rig.key_id, account_id=rig.account_id)
     assert keys.authenticate(rig.connection, "another") is None
     limits = SpendLimits(daily_nano_usd=5, total_nano_usd=7)
-    rig.run(account_commands.limit_key, account_commands.LimitKey(rig.key_id, limits))
-    rig.run(account_commands.revoke_key, account_commands.RevokeKey(rig.key_id))
+    rig.run(key_commands.limit_key, key_commands.LimitKey(rig.key_id, limits))
+    rig.run(key_commands.revoke_key, key_commands.RevokeKey(rig.key_id))
     assert keys.authenticate(rig.connection, "sha of someone@example.com") is None
     day = rig.clock.now().date()
     (row,) = keys.list_all(rig.connection, account_id=rig.account_id, day=day)
@@ -458,8 +460,8 @@ def test_the_newest_price_list_that_is_effective_is_in_force_and_old_ones_stay(
         published[version] = PRICES.model_copy(
             update={"version": version, "effective_from": effective_from}
         )
-        publish = account_commands.PublishPrices(prices=published[version])
-        rig.run(account_commands.publish_prices, publish)
+        publish = price_commands.PublishPrices(prices=published[version])
+        rig.run(price_commands.publish_prices, publish)
     first = PRICES.version
     for at, in_force in (
         (PRICES.effective_from - timedelta(days=999), first),

@@ -39,6 +39,9 @@ from adapters.event_log.writer import Writer
 from domain import messages
 from domain.aggregate import Aggregate
 from domain.commands import accounts, batches, files, fine_tuning, work
+from domain.commands import keys as key_commands
+from domain.commands import models as model_commands
+from domain.commands import prices as price_commands
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
 from domain.commands.idempotency import Origin
@@ -171,7 +174,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.auditor.prices.update(book.lists)
             self.auditor.versions[PRICE_BOOK_ID] = book.version
         prices = PRICES.model_copy(update={"version": version})
-        self.run(accounts.publish_prices, accounts.PublishPrices(prices=prices))
+        self.run(price_commands.publish_prices, price_commands.PublishPrices(prices=prices))
 
     def run(self, handler: Callable[..., Any], command: Any, **options: Any) -> Any:
         """Runs a command and lets the auditor read what it wrote."""
@@ -243,19 +246,19 @@ class LedgerMachine(RuleBasedStateMachine):
         key_id = data.draw(st.sampled_from(self.keys))[1]
         if self.load(KeySpend, key_id).revoked:
             with pytest.raises(NotFound):
-                self.run(accounts.limit_key, accounts.LimitKey(key_id, limits))
+                self.run(key_commands.limit_key, key_commands.LimitKey(key_id, limits))
         else:
-            self.run(accounts.limit_key, accounts.LimitKey(key_id, limits))
+            self.run(key_commands.limit_key, key_commands.LimitKey(key_id, limits))
 
     def _make_another_key(self, data: st.DataObject) -> None:
         account_id = data.draw(st.sampled_from(self.accounts))
-        command = accounts.RegisterKey(account_id=account_id, secret=self._secret())
-        self.keys.append((account_id, self.run(accounts.register_key, command)))
+        command = key_commands.RegisterKey(account_id=account_id, secret=self._secret())
+        self.keys.append((account_id, self.run(key_commands.register_key, command)))
 
     def _revoke_a_key(self, data: st.DataObject) -> None:
-        command = accounts.RevokeKey(data.draw(st.sampled_from(self.keys))[1])
-        self.run(accounts.revoke_key, command)
-        self._changes_nothing(accounts.revoke_key, command)
+        command = key_commands.RevokeKey(data.draw(st.sampled_from(self.keys))[1])
+        self.run(key_commands.revoke_key, command)
+        self._changes_nothing(key_commands.revoke_key, command)
 
     def _change_an_accounts_limits(self, data: st.DataObject) -> None:
         account_id = data.draw(st.sampled_from(self.accounts))
@@ -269,7 +272,7 @@ class LedgerMachine(RuleBasedStateMachine):
         models = {**PRICES.models, BASE: PRICES.models[BASE].model_copy(update=changed)}
         version = max(self.auditor.prices) + 1
         prices = PRICES.model_copy(update={"version": version, "models": models})
-        self.run(accounts.publish_prices, accounts.PublishPrices(prices=prices))
+        self.run(price_commands.publish_prices, price_commands.PublishPrices(prices=prices))
 
     @rule(data=st.data(), kind=st.sampled_from(["batch", "fine-tune"]), keyed=st.booleans())
     def create_work(self, data: st.DataObject, kind: str, keyed: bool) -> None:
@@ -401,12 +404,12 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def delete_a_model(self, data: st.DataObject) -> None:
         account_id, name = data.draw(st.sampled_from(list(self._models())))
-        command = files.DeleteModel(account_id, name)
-        keys = self.run(files.delete_model, command)
+        command = model_commands.DeleteModel(account_id, name)
+        keys = self.run(model_commands.delete_model, command)
         assert not keys or name not in self._staged(), "an open batch keeps what it staged"
         assert keys or self.load(Account, account_id).open_batches
         with pytest.raises(NotFound):
-            self.run(files.delete_model, command)
+            self.run(model_commands.delete_model, command)
 
     @precondition(lambda self: self.work_ids)
     @invariant()
@@ -414,8 +417,8 @@ class LedgerMachine(RuleBasedStateMachine):
         for name, adapter in self._staged().items():
             model = self.load(FineTunedModel, name)
             for ref in (adapter.config, adapter.weights):
-                asked = files.AdapterObject(job_id=model.job_id, key=ref.key)
-                assert self.run(files.adapter_is_wanted, asked)
+                asked = model_commands.AdapterObject(job_id=model.job_id, key=ref.key)
+                assert self.run(model_commands.adapter_is_wanted, asked)
 
     # The worker -----------------------------------------------------------------------------
 
@@ -675,9 +678,9 @@ class LedgerMachine(RuleBasedStateMachine):
             if not each.is_terminal and file_id in self._files_of(each)
         ]
 
-    def _secret(self) -> accounts.KeySecret:
+    def _secret(self) -> key_commands.KeySecret:
         sha256 = f"{next(self.commands):064x}{id(self):x}"
-        return accounts.KeySecret(sha256=sha256, prefix="gl_test", name="a key")
+        return key_commands.KeySecret(sha256=sha256, prefix="gl_test", name="a key")
 
     def _files_of(self, found: Any) -> list[str]:
         if isinstance(found, Batch):

@@ -17,6 +17,7 @@ from adapters.event_log.memory_store import MemoryWriter
 from domain import messages
 from domain.aggregate import Aggregate, Envelope, event
 from domain.commands import accounts
+from domain.commands import keys as key_commands
 from domain.commands.settlement import HoldTerms, capture_hold, place_hold
 from domain.commands.work import (
     COMMANDS,
@@ -197,7 +198,7 @@ class History:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.writer = MemoryWriter(clock=self.clock, ids=Ids())
-        secret = accounts.KeySecret(sha256="0" * 64, prefix="sk", name="first")
+        secret = key_commands.KeySecret(sha256="0" * 64, prefix="sk", name="first")
         self.owner: accounts.AccountOpened = self.run(
             accounts.open_account,
             accounts.OpenAccount(
