@@ -1,7 +1,8 @@
 """Every bound of the product, each with its reason; units are in the names.
 
 The domain, the projections and the API read them; a bound that an account can have differently is
-only the default here. Nothing else in the product may hold a limit of its own.
+only the default here. Nothing else in the product may hold a limit of its own. The pages that are
+cited are in `docs/public-pages.md`.
 """
 
 from __future__ import annotations

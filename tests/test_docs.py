@@ -150,6 +150,19 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert not broken
 
 
+CITED = re.compile(r"(?i)\b(migration|fine-tuning|evals|quickstart|pricing|models?) page\b")
+
+
+def test_a_public_page_that_is_cited_is_listed() -> None:
+    """By the name on the page of them; a page of another kind has another word before it."""
+    listed = re.findall(r"^\| the ([\w-]+) page \|", page("public-pages.md"), flags=re.MULTILINE)
+
+    cited = {each.lower() for source in sources() for each in CITED.findall(source.text)}
+
+    assert {"migration", "fine-tuning"} <= cited
+    assert cited <= set(listed)
+
+
 def test_sources_name_pages_that_exist() -> None:
     named = {
         (source.name, to)

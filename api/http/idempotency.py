@@ -15,12 +15,14 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from api.control import Call
 from domain.commands.idempotency import Origin
-from domain.errors import InvalidRequest
+from domain.errors import InvalidRequest, InvalidState, NotFound
 from projections.direct import fingerprints
+
+T = TypeVar("T")
 
 KEY_CHARACTERS_MAX = 255
 
@@ -77,6 +79,42 @@ def repeats_lately(call: Call, done_at: datetime | None) -> bool:
     if call.retry_count == 0 or done_at is None:
         return False
     return call.api.control.clock.now() - done_at <= fingerprints.REPEATED_WITHIN
+
+
+async def cancel_once(
+    call: Call,
+    cancel: Awaitable[None],
+    *,
+    look: Callable[[], Awaitable[T]],
+    cancelled_at: Callable[[T], datetime | None],
+) -> T:
+    """What `look` finds after a cancel, or after the one that this repeats. Raises what `cancel`
+    raises."""
+    try:
+        await cancel
+    except InvalidState:
+        row = await look()
+        if not repeats_lately(call, cancelled_at(row)):
+            raise
+        return row
+    return await look()
+
+
+async def delete_once(
+    call: Call,
+    delete: Awaitable[tuple[str, ...]],
+    *,
+    deleted_at: Callable[[], Awaitable[datetime | None]],
+) -> None:
+    """Deletes a thing, and the objects whose keys that answers; nothing if this repeats a delete.
+    Raises what `delete` raises."""
+    try:
+        keys = await delete
+    except NotFound:
+        if not repeats_lately(call, await deleted_at()):
+            raise
+    else:
+        await call.delete_objects(*keys)
 
 
 async def answer_came_through(call: Call, shown_id: str, *, made_at: datetime) -> None:

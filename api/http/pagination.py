@@ -6,13 +6,38 @@ value is none: the Node SDKs send null so. Query keys that a list does not know 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.responses import Response
 
+from api.control import Call
+from api.http.json_response import json_response
 from domain.errors import InvalidRequest
-from projections.paging import Order
+from projections.paging import Order, Page
+
+T = TypeVar("T")
+
+
+async def answer_page(
+    call: Call,
+    list_page: Callable[..., Page[T]],
+    show: Callable[[T], dict[str, Any]],
+    *,
+    default: int,
+    most: int,
+    **scope: Any,
+) -> Response:
+    """A page of a list as the query asks for it, each row as `show` shows it. `scope` says which
+    list. Raises InvalidRequest."""
+    found = await call.read(
+        list_page,
+        limit=limit_of(call.request, default=default, most=most),
+        after=after_of(call.request),
+        **scope,
+    )
+    return json_response(list_object([show(row) for row in found.rows], has_more=found.has_more))
 
 
 def limit_of(request: Request, *, default: int, most: int) -> int:

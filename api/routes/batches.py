@@ -7,18 +7,18 @@ from starlette.responses import Response
 from api.control import Call
 from api.http.idempotency import (
     answer_came_through,
+    cancel_once,
     canonical_sha256,
     create_once,
-    repeats_lately,
 )
 from api.http.json_body import read_json
 from api.http.json_response import json_response
-from api.http.pagination import after_of, limit_of, list_object
+from api.http.pagination import answer_page
 from api.schemas.batches import batch_object
 from domain.commands.batches import CancelBatch, cancel_batch
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.idempotency import Origin
-from domain.errors import InvalidState, NotFound
+from domain.errors import NotFound
 from domain.inputs.batch_create import parse_batch_create
 from domain.work.batch import TERMINAL
 from projections.work import batches
@@ -42,14 +42,13 @@ async def create(call: Call) -> Response:
 
 async def list_all(call: Call) -> Response:
     """Lists the account's batches, newest first."""
-    found = await call.read(
+    return await answer_page(
+        call,
         batches.list_page,
+        batch_object,
+        default=LIMIT_DEFAULT,
+        most=LIMIT_MAX,
         account_id=call.caller.account_id,
-        limit=limit_of(call.request, default=LIMIT_DEFAULT, most=LIMIT_MAX),
-        after=after_of(call.request),
-    )
-    return json_response(
-        list_object([batch_object(row) for row in found.rows], has_more=found.has_more)
     )
 
 
@@ -63,17 +62,14 @@ async def retrieve(call: Call) -> Response:
 
 async def cancel(call: Call) -> Response:
     """Stops a batch; what is finished stays."""
-    try:
-        await call.execute(
-            cancel_batch,
-            CancelBatch(account_id=call.caller.account_id, batch_id=_batch_id(call)),
-        )
-    except InvalidState:
-        row = await _batch(call, _batch_id(call))
-        if not repeats_lately(call, row.cancelling_at):
-            raise
-        return json_response(batch_object(row))
-    return json_response(batch_object(await _batch(call, _batch_id(call))))
+    batch_id = _batch_id(call)
+    row = await cancel_once(
+        call,
+        call.execute(cancel_batch, CancelBatch(call.caller.account_id, batch_id)),
+        look=lambda: _batch(call, batch_id),
+        cancelled_at=lambda row: row.cancelling_at,
+    )
+    return json_response(batch_object(row))
 
 
 def _batch_id(call: Call) -> str:

@@ -15,12 +15,12 @@ from api.http.idempotency import (
     answer_came_through,
     canonical_sha256,
     create_once,
-    repeats_lately,
+    delete_once,
 )
 from api.http.json_body import refuse_content_encoding
 from api.http.json_response import json_response
 from api.http.multipart import MultipartReader, boundary_of
-from api.http.pagination import after_of, given_once, limit_of, list_object, order_of
+from api.http.pagination import answer_page, given_once, order_of
 from api.http.upload import Upload, UploadReceiver, too_large
 from api.http.upload_allowance import must_allow_upload
 from api.schemas.files import file_deleted, file_object
@@ -151,16 +151,15 @@ async def list_all(call: Call) -> Response:
     purpose = given_once(call.request, "purpose") or None
     if purpose is not None and purpose not in PURPOSES:
         raise InvalidRequest(f"purpose must be one of {', '.join(PURPOSES)}.", param="purpose")
-    found = await call.read(
+    return await answer_page(
+        call,
         files.list_page,
+        file_object,
+        default=LIMIT_MAX,
+        most=LIMIT_MAX,
         account_id=call.caller.account_id,
-        limit=limit_of(call.request, default=LIMIT_MAX, most=LIMIT_MAX),
-        after=after_of(call.request),
         order=order_of(call.request),
         purpose=purpose,
-    )
-    return json_response(
-        list_object([file_object(row) for row in found.rows], has_more=found.has_more)
     )
 
 
@@ -183,19 +182,12 @@ async def content(call: Call) -> Response:
 
 async def delete(call: Call) -> Response:
     """Forgets a file that no open work uses."""
-    file_id = call.request.path_params["file_id"]
-    try:
-        key = await call.execute(
-            delete_file, DeleteFile(account_id=call.caller.account_id, file_id=file_id)
-        )
-    except NotFound:
-        deleted_at = await call.read(
-            files.deleted_at, account_id=call.caller.account_id, file_id=file_id
-        )
-        if not repeats_lately(call, deleted_at):
-            raise
-    else:
-        await call.delete_objects(key)
+    account_id, file_id = call.caller.account_id, call.request.path_params["file_id"]
+    await delete_once(
+        call,
+        call.execute(delete_file, DeleteFile(account_id=account_id, file_id=file_id)),
+        deleted_at=lambda: call.read(files.deleted_at, account_id=account_id, file_id=file_id),
+    )
     return json_response(file_deleted(file_id))
 
 

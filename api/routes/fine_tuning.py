@@ -11,13 +11,13 @@ from api.control import Call
 from api.http.file_checks import Asked
 from api.http.idempotency import (
     answer_came_through,
+    cancel_once,
     canonical_sha256,
     create_once,
-    repeats_lately,
 )
 from api.http.json_body import read_json
 from api.http.json_response import json_response
-from api.http.pagination import after_of, bad_cursor, limit_of, list_object
+from api.http.pagination import after_of, answer_page, bad_cursor, limit_of, list_object
 from api.schemas.fine_tuning import TERMINAL, checkpoint_object, event_object, job_object
 from domain.commands.create_fine_tuning_job import (
     CreateFineTuningJob,
@@ -26,7 +26,7 @@ from domain.commands.create_fine_tuning_job import (
 )
 from domain.commands.fine_tuning import CancelFineTuningJob, cancel_fine_tuning_job
 from domain.commands.idempotency import Origin
-from domain.errors import InvalidRequest, InvalidState, NotFound
+from domain.errors import InvalidRequest, NotFound
 from domain.inputs.job_create import FineTuneCreate, parse_fine_tuning_create
 from domain.inputs.training_file import FileRole, TemplateCheck
 from domain.ports import ObjectMissing
@@ -81,16 +81,15 @@ async def _must_fit_template(
 
 async def list_all(call: Call) -> Response:
     """Lists the account's jobs, newest first."""
-    found = await call.read(
+    return await answer_page(
+        call,
         fine_tuning_jobs.list_page,
+        job_object,
+        default=JOBS_DEFAULT,
+        most=LIMIT_MAX,
         account_id=call.caller.account_id,
-        limit=limit_of(call.request, default=JOBS_DEFAULT, most=LIMIT_MAX),
-        after=after_of(call.request),
         metadata=_metadata_pairs(call.request),
         without_metadata=call.request.query_params.get("metadata") == "null",
-    )
-    return json_response(
-        list_object([job_object(row) for row in found.rows], has_more=found.has_more)
     )
 
 
@@ -116,17 +115,14 @@ async def retrieve(call: Call) -> Response:
 
 async def cancel(call: Call) -> Response:
     """Ends a job; nothing is charged."""
-    try:
-        await call.execute(
-            cancel_fine_tuning_job,
-            CancelFineTuningJob(account_id=call.caller.account_id, job_id=_job_id(call)),
-        )
-    except InvalidState:
-        row = await _job(call, _job_id(call))
-        if row.status != "cancelled" or not repeats_lately(call, row.finished_at):
-            raise
-        return json_response(job_object(row))
-    return json_response(job_object(await _job(call, _job_id(call))))
+    job_id = _job_id(call)
+    row = await cancel_once(
+        call,
+        call.execute(cancel_fine_tuning_job, CancelFineTuningJob(call.caller.account_id, job_id)),
+        look=lambda: _job(call, job_id),
+        cancelled_at=lambda row: row.finished_at if row.status == "cancelled" else None,
+    )
+    return json_response(job_object(row))
 
 
 async def pause(call: Call) -> Response:
@@ -150,14 +146,13 @@ async def _refuse(call: Call, operation: str) -> NoReturn:
 async def events(call: Call) -> Response:
     """Lists a job's events, newest first."""
     job = await _job(call, _job_id(call))
-    found = await call.read(
+    return await answer_page(
+        call,
         fine_tuning_events.list_page,
+        event_object,
+        default=EVENTS_DEFAULT,
+        most=LIMIT_MAX,
         job_id=job.id,
-        limit=limit_of(call.request, default=EVENTS_DEFAULT, most=LIMIT_MAX),
-        after=after_of(call.request),
-    )
-    return json_response(
-        list_object([event_object(row) for row in found.rows], has_more=found.has_more)
     )
 
 

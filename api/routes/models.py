@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from api.control import Call
-from api.http.idempotency import repeats_lately
+from api.http.idempotency import delete_once
 from api.http.json_response import json_response
 from api.schemas.models import base_model_object, fine_tuned_model_object, model_deleted
 from domain.catalog import CATALOG
@@ -40,18 +40,12 @@ async def delete(call: Call) -> Response:
             "This is a base model of the catalog. Only your own ft: models can be deleted.",
             param="model",
         )
-    try:
-        keys = await call.execute(
-            delete_model, DeleteModel(account_id=call.caller.account_id, model=name)
-        )
-    except NotFound:
-        deleted_at = await call.read(
-            models.deleted_at, account_id=call.caller.account_id, model=name
-        )
-        if not repeats_lately(call, deleted_at):
-            raise
-    else:
-        await call.delete_objects(*keys)
+    account_id = call.caller.account_id
+    await delete_once(
+        call,
+        call.execute(delete_model, DeleteModel(account_id=account_id, model=name)),
+        deleted_at=lambda: call.read(models.deleted_at, account_id=account_id, model=name),
+    )
     return json_response(model_deleted(name))
 
 

@@ -63,14 +63,14 @@ class DeleteFile:
     file_id: str
 
 
-def delete_file(uow: UnitOfWork, command: DeleteFile) -> str:
+def delete_file(uow: UnitOfWork, command: DeleteFile) -> tuple[str, ...]:
     """Forgets a file and its name; returns the key of the object to delete. Raises NotFound, or
     InvalidState while open work uses it."""
     file = file_of(uow, command.account_id, command.file_id, param="id")
     file.delete(because="asked", envelope=uow.envelope)
     forget(uow, file.id)
     uow.personal(PersonalRow("file_names", {"file_id": file.id}, None))
-    return file.object.key
+    return (file.object.key,)
 
 
 @dataclass(frozen=True, slots=True)
