@@ -15,6 +15,7 @@ from adapters.worker.system_context import system_context
 from domain import ids
 from domain.catalog import Endpoint
 from domain.commands.batches import FailBatch, RecordBatchPlan, fail_batch, record_batch_plan
+from domain.errors import InvalidRequest
 from domain.inputs.batch_file import BatchFileCheck, BatchFileFacts
 from domain.inputs.batch_line import LineError
 from domain.ledger.price_book import PriceBook
@@ -80,9 +81,12 @@ class BatchValidation:
         if facts.errors:
             await self._fail(batch_id, facts.errors, context)
             return
-        await self._writer.execute(
-            record_batch_plan, _plan(batch_id, subject=subject, facts=facts), context
-        )
+        try:
+            plan = _plan(batch_id, subject=subject, facts=facts)
+        except InvalidRequest as refused:
+            await self._fail(batch_id, (_without_a_price(refused),), context)
+            return
+        await self._writer.execute(record_batch_plan, plan, context)
         log.info(
             "batch planned",
             batch_id=batch_id,
@@ -120,6 +124,13 @@ def _subject_of(uow: UnitOfWork, batch_id: str) -> _Subject | None:
         endpoint=batch.endpoint,
         input=batch.input,
         prices=uow.get(PriceBook, ids.PRICE_BOOK_ID).of_version(batch.price_version),
+    )
+
+
+def _without_a_price(refused: InvalidRequest) -> LineError:
+    """The prices that the batch was created under are older than its base model."""
+    return LineError(
+        code="model_not_priced", message=refused.message, param="body.model", line=None
     )
 
 

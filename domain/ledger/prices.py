@@ -105,13 +105,29 @@ class PriceList(BaseModel):
         return cls.model_validate_json(text, context=NEW_LIST)
 
     def of(self, model: str) -> ModelPrices:
-        """The prices of a base, or of an `ft:` model, which are those of its base. Raises KeyError
-        for a name that is neither."""
-        return self.models[base_of_fine_tuned(model) or model]
+        """The prices of a base, or of an `ft:` model, which are those of its base. Raises
+        InvalidRequest for one that the list leaves out, as a list does that is older than a base of
+        the catalog."""
+        base = base_of_fine_tuned(model) or model
+        if base not in self.models:
+            raise InvalidRequest(
+                f"{base} has no published price yet, so no work can be made on it. Name another "
+                "base model, or ask the operator to publish its price.",
+                param="model",
+            )
+        return self.models[base]
 
     def machine_hour_nano_usd(self, memory_class_gb: int | None) -> int:
-        """What an hour of the machine of a class is estimated at; None is a CPU."""
-        return self.machine_hour_usd["cpu" if memory_class_gb is None else str(memory_class_gb)]
+        """What an hour of the machine of a class is estimated at; None is a CPU. Raises
+        InvalidRequest for a class that the list leaves out."""
+        machine = "cpu" if memory_class_gb is None else str(memory_class_gb)
+        if machine not in self.machine_hour_usd:
+            raise InvalidRequest(
+                "The machine that this job needs has no published price yet, so the job cannot be "
+                "quoted. Name another base model, or ask the operator to publish it.",
+                param="model",
+            )
+        return self.machine_hour_usd[machine]
 
     def to_wire(self) -> dict[str, Any]:
         """What GET /gridline/prices answers: decimal strings of USD, exact."""

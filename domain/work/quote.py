@@ -82,7 +82,8 @@ def quote_fine_tune(
     prices: PriceList,
 ) -> FineTuneQuote:
     """The quote of a job. Raises InvalidFile (`invalid_file_format`, `job_too_large`) naming the
-    file and the fix."""
+    file and the fix, and InvalidRequest where the list has no price for the base."""
+    of_model = prices.of(create.base.id)
     _check_file(create, training, param="training_file")
     if validation is not None:
         _check_file(create, validation, param="validation_file")
@@ -90,7 +91,6 @@ def quote_fine_tune(
     _check_rows(training.facts, held_out=0 if validation is not None else eval_rows)
     work_seconds = _work_seconds(create, training.facts, validation, eval_rows=eval_rows)
     bound = training.facts.token_bounds[create.base.id]
-    of_model = prices.of(create.base.id)
     memory_class_gb = create.training.memory_class_gb(
         create.method, seq_length=create.hyperparameters.max_seq_length
     )
@@ -149,6 +149,12 @@ def _check_file(create: FineTuneCreate, given: JobInput, *, param: str) -> None:
             "MiB. Split it, or drop rows.",
             param=param,
         )
+    if create.base.id not in given.facts.token_bounds:
+        raise InvalidFile(
+            f"The {noun} was uploaded before {create.base.id} could be fine-tuned here, and its "
+            "tokens were not counted for it. Upload it again.",
+            param=param,
+        )
     wanted = "preference" if create.method == "dpo" else "chat"
     if given.facts.kind != wanted:
         raise InvalidFile(
@@ -203,15 +209,28 @@ def _work_seconds(
     limit = JOB_SECONDS_MAX - JOB_SETUP_SECONDS
     if seconds > limit:
         fit = max(0, (limit - eval_seconds) * speed // slowdown)
-        raise InvalidFile(
-            f"The job could take about {seconds + JOB_SETUP_SECONDS:,} seconds for an estimated "
-            f"{tokens:,} training tokens; the limit is {JOB_SECONDS_MAX:,} seconds (2 hours). "
-            f"About {fit:,} training tokens fit, counting every epoch. Use fewer rows or epochs, "
-            "or a smaller base model.",
-            code="job_too_large",
-            param="training_file",
-        )
+        raise _too_large(create, training, seconds=seconds, sampled=tokens, fit=fit)
     return seconds
+
+
+def _too_large(
+    create: FineTuneCreate, training: TrainingFacts, *, seconds: int, sampled: int, fit: int
+) -> InvalidFile:
+    """Says it in the tokens that are billed; `sampled` and `fit` count those of all samples."""
+    billed = training.token_estimates[create.base.id] * create.hyperparameters.n_epochs
+    turn_by_turn = (
+        f", which train turn by turn on {create.base.id} and take the time of {sampled:,}"
+        if sampled != billed
+        else ""
+    )
+    return InvalidFile(
+        f"The job could take about {seconds + JOB_SETUP_SECONDS:,} seconds for an estimated "
+        f"{billed:,} training tokens{turn_by_turn}; the limit is {JOB_SECONDS_MAX:,} seconds "
+        f"(2 hours). About {fit * billed // sampled:,} training tokens fit, counting every epoch. "
+        "Use fewer rows or epochs, or a smaller base model.",
+        code="job_too_large",
+        param="training_file",
+    )
 
 
 def _time_tokens(facts: TrainingFacts, base: BaseModel) -> int:

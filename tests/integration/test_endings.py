@@ -144,7 +144,9 @@ def test_a_result_of_more_lines_than_the_chunk_has_is_a_failed_try(rig: ProductR
 def test_work_at_a_price_of_zero_starts_and_ends(rig: ProductRig) -> None:
     free = {name: 0 for name, amount in PRICES.models[BASE] if amount is not None}
     models = {**PRICES.models, BASE: PRICES.models[BASE].model_copy(update=free)}
-    prices = PRICES.model_copy(update={"version": 2, "models": models})
+    prices = PRICES.model_copy(
+        update={"version": 2, "models": models, "effective_from": rig.clock.now()}
+    )
     rig.run(price_commands.publish_prices, price_commands.PublishPrices(prices=prices))
     rig.job_that_succeeds()
     rig.runner().catch_up()

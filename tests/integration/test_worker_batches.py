@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from adapters.operators.actions import Operator, shipped_prices
 from adapters.settings import Settings
 from adapters.worker.watchdogs import UNKNOWN_OBJECT_SECONDS, Watchdogs
 from domain.ids import derived_file_id
@@ -16,6 +18,7 @@ from domain.messages import PROGRESS_TOPIC, Cancel, ChunkProgress, Revoke
 from domain.work.batch import CHUNK_FAILURES_MAX
 from tests.conftest import Database
 from tests.integration.worker_rig import (
+    BASE,
     Rig,
     chat_lines,
     eventually,
@@ -324,6 +327,20 @@ async def test_a_batch_with_faulty_lines_fails_with_all_of_them_and_costs_nothin
     assert found == [("duplicate_custom_id", 2), ("model_not_found", 4)]
     account = await rig.credit()
     assert (account["charged_nano_usd"], account["open_batches"]) == (0, [])
+
+
+async def test_a_batch_on_a_base_without_a_published_price_fails_and_says_so(rig: Rig) -> None:
+    shipped = shipped_prices()
+    without = {name: prices for name, prices in shipped.models.items() if name != BASE}
+    newer = {"version": 2, "models": without, "effective_from": rig.plane.clock.now()}
+    operator = Operator(rig.plane.writer)
+    await asyncio.to_thread(operator.publish_prices, shipped.model_copy(update=newer))
+    batch_id = await rig.create_batch(chat_lines(1))
+    await rig.batch_when(batch_id, "failed")
+    rows = await rig.rows("SELECT errors FROM batches")
+    (error,) = rows[0]["errors"]
+    assert (error["code"], error["param"]) == ("model_not_priced", "body.model")
+    assert f"{BASE} has no published price" in error["message"]
 
 
 async def test_a_batch_whose_input_is_gone_fails(rig: Rig) -> None:

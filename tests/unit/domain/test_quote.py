@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import domain
 from api.schemas.quotes import fine_tune_quote_object
 from domain.catalog import CATALOG
-from domain.errors import InvalidFile
+from domain.errors import InvalidFile, InvalidRequest
 from domain.inputs.job_create import parse_fine_tuning_create
 from domain.inputs.training_file import TrainingFacts
 from domain.ledger.money import nano_usd
@@ -215,6 +215,64 @@ def test_dpo_fits_half_as_much() -> None:
     over = job_input(kind="preference", estimate=2_640_001)
     quote(training=fits, validation=little, method=method)
     assert refusal(training=over, validation=little, method=method).code == "job_too_large"
+
+
+def test_a_job_that_trains_turn_by_turn_is_refused_in_the_tokens_that_are_billed() -> None:
+    def turns(billed: int) -> JobInput:
+        return job_input(estimate=billed, samples={"qwen3-8b": 3 * billed})
+
+    little = job_input(rows=10, estimate=100)
+    refused = refusal("qwen3-8b", training=turns(2_000_000), validation=little)
+    assert refused.code == "job_too_large"
+    assert "an estimated 2,000,000 training tokens, which train turn by turn" in refused.message
+    assert "the time of 6,000,000;" in refused.message
+    fit = re.search(r"About ([\d,]+) training tokens fit", refused.message)
+    assert fit is not None
+    tokens = int(fit.group(1).replace(",", ""))
+    quote("qwen3-8b", training=turns(tokens), validation=little)
+    refusal("qwen3-8b", training=turns(tokens + 1_000), validation=little)
+
+
+def test_a_base_without_a_published_price_is_refused_by_name() -> None:
+    models = {name: each for name, each in PRICES.models.items() if name != "qwen2.5-7b-instruct"}
+    create = parse_fine_tuning_create({"model": "qwen2.5-7b-instruct", "training_file": "file-1"})
+    with pytest.raises(InvalidRequest, match="has no published price") as refused:
+        quote_fine_tune(
+            create,
+            training=job_input(),
+            validation=None,
+            prices=PRICES.model_copy(update={"models": models}),
+        )
+    assert (refused.value.status, refused.value.param) == (400, "model")
+    with pytest.raises(InvalidRequest, match="has no published price"):
+        quote_batch(
+            base=CATALOG["qwen2.5-7b-instruct"],
+            requests=1,
+            worst_case=(TokenUsage(model="qwen2.5-7b-instruct", input_tokens=1, output_tokens=1),),
+            prices=PRICES.model_copy(update={"models": models}),
+        )
+
+
+def test_a_machine_without_a_published_price_is_refused() -> None:
+    create = parse_fine_tuning_create({"model": "qwen2.5-7b-instruct", "training_file": "file-1"})
+    with pytest.raises(InvalidRequest, match="no published price") as refused:
+        quote_fine_tune(
+            create,
+            training=job_input(),
+            validation=None,
+            prices=PRICES.model_copy(update={"machine_hour_usd": {}}),
+        )
+    assert refused.value.param == "model"
+
+
+def test_a_file_that_is_older_than_the_base_is_to_be_uploaded_again() -> None:
+    given = job_input()
+    for name in ("token_bounds", "token_estimates"):
+        counted = {n: v for n, v in getattr(given.facts, name).items() if n != "qwen3-8b"}
+        given = JobInput(facts=given.facts.model_copy(update={name: counted}), bytes=given.bytes)
+    refused = refusal("qwen3-8b", training=given)
+    assert (refused.code, refused.param) == ("invalid_file_format", "training_file")
+    assert "Upload it again" in refused.message
 
 
 def test_samples_count_for_time_and_never_for_money() -> None:
