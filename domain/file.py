@@ -1,4 +1,4 @@
-"""A file: what was uploaded, or what the product wrote for a batch.
+"""A file: what was uploaded, or what the product wrote for a batch or a job.
 
     stored --delete--> deleted
        +----expire---> deleted
@@ -17,7 +17,7 @@ from domain.errors import InvalidState, NotFound
 from domain.inputs.training_file import TrainingFacts
 from domain.stored import StoredObject
 
-Purpose = Literal["fine-tune", "batch", "batch_output"]
+Purpose = Literal["fine-tune", "batch", "batch_output", "fine-tune-results"]
 DeletedBecause = Literal["asked", "expired"]
 
 

@@ -38,6 +38,11 @@ def derived_file_id(work_id: str, role: str) -> FileId:
     return FileId(FILE + hashlib.sha256(f"{work_id}/{role}".encode()).hexdigest()[:32])
 
 
+def step_metrics_file_id(job_id: str) -> FileId:
+    """The file of what each step of a succeeded job measured."""
+    return derived_file_id(job_id, "step_metrics")
+
+
 def idempotency_id(account_id: str, route: str, key: str) -> str:
     """The stream of an explicit `Idempotency-Key`, one per account and route."""
     digest = hashlib.sha256("\0".join((account_id, route, key)).encode()).hexdigest()

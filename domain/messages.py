@@ -252,7 +252,7 @@ class TrainProgress(Part):
 
 
 class TrainFinished(Part):
-    """A trained, cast, reloaded and checked adapter.
+    """A trained, cast, reloaded and checked adapter, and the CSV of what each step measured.
 
     `trained_tokens` is what is billed: all tokens of the trained rows as rendered, after the cut,
     times epochs. `loss_tokens` carry loss. Losses are the mean cross-entropy (DPO: the DPO loss).
@@ -273,6 +273,7 @@ class TrainFinished(Part):
     seconds: float
     adapter_config: ObjectRef
     adapter_weights: ObjectRef
+    step_metrics: ObjectRef
     base_revision: str
     versions: dict[str, str] = {}
 

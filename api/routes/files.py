@@ -45,9 +45,9 @@ MULTIPART_BYTES_MAX = MIB
 """What the fields and headers around a file may take."""
 
 PURPOSES = (
-    "fine-tune", "batch", "batch_output",
+    "fine-tune", "batch", "batch_output", "fine-tune-results",
     # OpenAI's others: nothing here has them, so that a list of them is empty.
-    "assistants", "assistants_output", "evals", "fine-tune-results", "user_data", "vision",
+    "assistants", "assistants_output", "evals", "user_data", "vision",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from api.schemas.quotes import fine_tune_quote_object
 from api.schemas.times import seconds, seconds_or_none
-from domain.ids import account_slug
+from domain.ids import account_slug, step_metrics_file_id
 from domain.inputs.hyperparameters import Hyperparameters
 from domain.ledger.money import usd_text
 from domain.stored import number
@@ -37,7 +37,7 @@ def job_object(row: JobRow) -> dict[str, Any]:
         "error": _error(row),
         "training_file": settings.training.file_id,
         "validation_file": settings.validation.file_id if settings.validation else None,
-        "result_files": [],
+        "result_files": [step_metrics_file_id(row.id)] if row.result is not None else [],
         "hyperparameters": shown,
         "method": {"type": settings.method, settings.method: of_method},
         "seed": settings.seed,

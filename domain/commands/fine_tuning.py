@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from domain import ids
+from domain.commands.files import name_row
 from domain.commands.idempotency import forget
 from domain.commands.ownership import job_of
 from domain.commands.settlement import HoldTerms, capture_hold, place_hold, release_hold
@@ -16,7 +17,7 @@ from domain.ledger.account import Account
 from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import training_lines
 from domain.ledger.receipt import End, Receipt, Terms, settle
-from domain.limits import HOLD_MARGIN_SECONDS, WAITING_SECONDS_MAX
+from domain.limits import FILE_KEPT_SECONDS, HOLD_MARGIN_SECONDS, WAITING_SECONDS_MAX
 from domain.unit_of_work import UnitOfWork
 from domain.work.fine_tuning_job import STARTS_MAX, FineTuningJob, TrainingResult
 from domain.work.job_errors import side_of
@@ -126,9 +127,24 @@ def succeed(uow: UnitOfWork, job: FineTuningJob, result: TrainingResult) -> None
             servable=settings.servable,
         )
     )
+    _store_step_metrics(uow, job, result)
     capture_hold(uow, job.id, receipt.charge_nano_usd)
     _free(uow, job, model_registered=True)
     job.succeed(model=name, result=result, receipt=receipt, envelope=uow.envelope)
+
+
+def _store_step_metrics(uow: UnitOfWork, job: FineTuningJob, result: TrainingResult) -> None:
+    file = File(
+        id=ids.step_metrics_file_id(job.id),
+        envelope=uow.envelope,
+        account_id=job.account_id,
+        purpose="fine-tune-results",
+        object=result.step_metrics,
+        expires_at=uow.now + timedelta(seconds=FILE_KEPT_SECONDS),
+        training=None,
+    )
+    uow.add(file)
+    uow.personal(name_row(file.id, job.account_id, "step_metrics.csv"))
 
 
 def end_failed(

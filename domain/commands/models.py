@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from domain.commands.ownership import model_of
+from domain.file import File
 from domain.fine_tuned_model import FineTunedModel
-from domain.ids import fine_tuned_model_name
+from domain.ids import fine_tuned_model_name, step_metrics_file_id
 from domain.ledger.account import Account
 from domain.unit_of_work import UnitOfWork
 from domain.work.batch import Batch
@@ -39,11 +40,14 @@ class AdapterObject:
 
 
 def adapter_is_wanted(uow: UnitOfWork, asked: AdapterObject) -> bool:
-    """Whether a job that still runs, a model, or a batch that staged one needs the object. Reads
-    only."""
+    """Whether a job that still runs, its file of metrics, a model, or a batch that staged one needs
+    the object. Reads only."""
     job = uow.find(FineTuningJob, asked.job_id)
     if job is None or not job.is_terminal:
         return True
+    metrics = uow.find(File, step_metrics_file_id(job.id))
+    if metrics is not None and metrics.object.key == asked.key:
+        return not metrics.deleted
     name = fine_tuned_model_name(job.settings.base, job.account_id, job.id)
     model = uow.find(FineTunedModel, name)
     if model is None or asked.key not in (model.config.key, model.weights.key):

@@ -57,7 +57,7 @@ class JobSettings(StoredModel):
 
 
 class TrainingResult(StoredModel):
-    """What a training measured, and the adapter that it made.
+    """What a training measured, step by step in a file of its own, and the adapter that it made.
 
     `trained_tokens` is what is billed, `loss_tokens` carried loss. Losses are the mean
     cross-entropy (DPO: the DPO loss); those before and after are null where nothing was held out.
@@ -77,6 +77,7 @@ class TrainingResult(StoredModel):
     seconds: Exact
     adapter_config: StoredObject
     adapter_weights: StoredObject
+    step_metrics: StoredObject
     base_revision: str
     versions: dict[str, str]
 

@@ -30,6 +30,7 @@ from gpu_runners.parent.adapter_cache import FILES, DigestMismatch, download
 from gpu_runners.parent.attempts import RunningAttempt, with_store_retries
 from gpu_runners.parent.child import Child, ChildGone
 from gpu_runners.parent.slots import THREADS_ENVIRONMENT
+from gpu_runners.training.step_metrics import STEP_METRICS_NAME
 
 CANCEL_SECONDS_MAX = 30.0
 """A training that was asked to stop and does not is killed after this long."""
@@ -135,18 +136,19 @@ class _Training:
                     raise AssertionError(f"unknown message {other!r}")
 
     async def _finished(self, message: dict[str, Any]) -> TrainFinished:
-        refs = {}
-        for name in FILES:
-            key, path = self._task.output_prefix + name, self._output_dir / name
-            refs[name] = await self._put(key, path)
+        config, weights = FILES
         fields = {key: value for key, value in message.items() if key != "type"}
-        return TrainFinished.model_validate(
-            {**fields, "adapter_config": refs[FILES[0]], "adapter_weights": refs[FILES[1]]}
+        return TrainFinished(
+            **fields,
+            adapter_config=await self._stored(config),
+            adapter_weights=await self._stored(weights),
+            step_metrics=await self._stored(STEP_METRICS_NAME),
         )
 
-    async def _put(self, key: str, path: Path) -> ObjectRef:
+    async def _stored(self, name: str) -> ObjectRef:
+        objects, key = self._running.tools.objects, self._task.output_prefix + name
         return ObjectRef.of(
-            await with_store_retries(lambda: self._running.tools.objects.put_file(key, path))
+            await with_store_retries(lambda: objects.put_file(key, self._output_dir / name))
         )
 
     def _ended_without_a_word(self, gone: ChildGone) -> TrainResult:

@@ -14,12 +14,14 @@ import os
 import queue
 import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from domain.catalog import CATALOG
 from gpu_runners.child_pipes import read_operations, take_standard_output, write_message
 from gpu_runners.lifeline import die_with_parent
+from gpu_runners.training.step_metrics import Tally, write_step_metrics
 
 STEP_SECONDS = 0.02
 STEP_MARK = re.compile(rb"echo-step-ms=(\d{1,6})")
@@ -36,49 +38,75 @@ def main() -> None:
     os._exit(0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the data and the order come to."""
+
+    data: bytes
+    rows: int
+    steps: int
+    tokens_a_step: int
+    pause_seconds: float
+
+
 def _train(
     order: dict[str, Any], operations: queue.SimpleQueue[dict[str, Any]], out: BinaryIO
 ) -> None:
-    started_at = time.monotonic()
-    task = order["task"]
-    data = Path(order["training_path"]).read_bytes()
-    rows = [row for row in data.split(b"\n") if row.strip()]
-    rows_trained = max(1, len(rows) - (0 if order["validation_path"] else task["eval_rows"]))
-    parameters = task["hyperparameters"]
-    steps = math.ceil(rows_trained / parameters["batch_size"]) * parameters["n_epochs"]
-    tokens_a_step = max(1, len(data.split()) * parameters["n_epochs"] // steps)
-    mark = STEP_MARK.search(data)
-    pause_seconds = int(mark[1]) / 1000 if mark else STEP_SECONDS
+    began = time.monotonic()
+    plan = _plan(order)
     write_message(out, {"type": "started"})
-    told_at = time.monotonic()
-    for step in range(1, steps + 1):
-        if _cancel_asked(operations, pause_seconds):
-            write_message(out, {"type": "cancelled", "trained_tokens": step * tokens_a_step})
+    told_at = began
+    for step in range(1, plan.steps + 1):
+        trained_tokens = step * plan.tokens_a_step
+        if _cancel_asked(operations, plan.pause_seconds):
+            write_message(out, {"type": "cancelled", "trained_tokens": trained_tokens})
             return
         if time.monotonic() - told_at >= order["progress_seconds"]:
             told_at = time.monotonic()
-            write_message(out, _progress(step, steps, step * tokens_a_step))
-    _write_adapter(Path(order["output_dir"]), task, data)
-    write_message(
-        out,
-        {
-            "type": "finished",
-            "trained_tokens": steps * tokens_a_step,
-            "loss_tokens": steps * tokens_a_step // 2,
-            "steps": steps,
-            "train_loss": _loss(steps),
-            "train_accuracy": 0.9,
-            "eval_loss_before": FIRST_LOSS,
-            "eval_loss": _loss(steps),
-            "eval_accuracy": 0.9,
-            "eval_rows": task["eval_rows"],
-            "rows_trained": rows_trained,
-            "rows_dropped": 0,
-            "seconds": time.monotonic() - started_at,
-            "base_revision": "echo",
-            "versions": {"echo": "1"},
-        },
+            write_message(out, _progress(step, plan.steps, trained_tokens))
+    directory = Path(order["output_dir"])
+    _write_adapter(directory, order["task"], plan.data)
+    steps = [_tally(step) for step in range(1, plan.steps + 1)]
+    write_step_metrics(directory, steps, _tally(plan.steps))
+    seconds = time.monotonic() - began
+    write_message(out, _finished(plan, eval_rows=order["task"]["eval_rows"], seconds=seconds))
+
+
+def _plan(order: dict[str, Any]) -> _Plan:
+    data = Path(order["training_path"]).read_bytes()
+    rows = len([row for row in data.split(b"\n") if row.strip()])
+    held_out = 0 if order["validation_path"] else order["task"]["eval_rows"]
+    rows_trained = max(1, rows - held_out)
+    parameters = order["task"]["hyperparameters"]
+    steps = math.ceil(rows_trained / parameters["batch_size"]) * parameters["n_epochs"]
+    mark = STEP_MARK.search(data)
+    return _Plan(
+        data=data,
+        rows=rows_trained,
+        steps=steps,
+        tokens_a_step=max(1, len(data.split()) * parameters["n_epochs"] // steps),
+        pause_seconds=int(mark[1]) / 1000 if mark else STEP_SECONDS,
     )
+
+
+def _finished(plan: _Plan, *, eval_rows: int, seconds: float) -> dict[str, Any]:
+    return {
+        "type": "finished",
+        "trained_tokens": plan.steps * plan.tokens_a_step,
+        "loss_tokens": plan.steps * plan.tokens_a_step // 2,
+        "steps": plan.steps,
+        "train_loss": _loss(plan.steps),
+        "train_accuracy": 0.9,
+        "eval_loss_before": FIRST_LOSS,
+        "eval_loss": _loss(plan.steps),
+        "eval_accuracy": 0.9,
+        "eval_rows": eval_rows,
+        "rows_trained": plan.rows,
+        "rows_dropped": 0,
+        "seconds": seconds,
+        "base_revision": "echo",
+        "versions": {"echo": "1"},
+    }
 
 
 def _cancel_asked(operations: queue.SimpleQueue[dict[str, Any]], seconds: float) -> bool:
@@ -101,6 +129,10 @@ def _progress(step: int, steps: int, trained_tokens: int) -> dict[str, Any]:
 
 def _loss(step: int) -> float:
     return FIRST_LOSS / (1 + step)
+
+
+def _tally(step: int) -> Tally:
+    return Tally(loss=10 * _loss(step), correct=9, tokens=10)
 
 
 def _write_adapter(directory: Path, task: dict[str, Any], data: bytes) -> None:

@@ -33,6 +33,7 @@ from gpu_runners.rendering.training_rows import RenderedRow, Renderer, Sample, T
 from gpu_runners.training import adapter_files
 from gpu_runners.training.adapter_files import TARGET_MODULES, AdapterShape
 from gpu_runners.training.rows import RenderedRows, hold_out, read_chat_rows, render_rows, shuffled
+from gpu_runners.training.step_metrics import Tally, write_step_metrics
 
 GRADIENT_NORM_MAX = 1.0
 """Gradients are scaled down to this norm: one odd batch cannot throw a short training off."""
@@ -99,28 +100,6 @@ class TrainResult:
     versions: dict[str, str]
 
 
-@dataclass(slots=True)
-class Tally:
-    """Sums over trained tokens."""
-
-    loss: float = 0.0
-    correct: int = 0
-    tokens: int = 0
-
-    def add(self, other: Tally) -> None:
-        self.loss += other.loss
-        self.correct += other.correct
-        self.tokens += other.tokens
-
-    @property
-    def mean_loss(self) -> float:
-        return self.loss / self.tokens
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.tokens
-
-
 def train(
     task: TrainTask,
     *,
@@ -130,7 +109,8 @@ def train(
     output_dir: Path,
     report: Callable[[TrainProgress], None],
 ) -> TrainResult:
-    """Trains, and leaves the adapter's two files in `output_dir`. `report` is called at each step.
+    """Trains, and leaves the adapter's two files and the steps' metrics in `output_dir`. `report`
+    is called at each step.
 
     Raises TrainingRefused with a job error code.
     """
@@ -143,27 +123,20 @@ def train(
     learner = Learner(model, BUDGETS[device.type], settings.learning_rate)
     run = _Run(steps=settings.n_epochs * math.ceil(len(training.rows) / settings.batch_size))
     report(run.progress())
-    before = learner.evaluate(samples_of(evaluation.rows))
-    run.eval_loss_before = None if before is None else before.mean_loss
+    run.before = learner.evaluate(samples_of(evaluation.rows))
     report(run.progress())
     _run_epochs(learner, training.rows, task, run, report)
 
-    shape = AdapterShape(base.source, base.commit, settings.lora_rank, settings.lora_alpha)
     round_adapter(model)
-    after = learner.evaluate(samples_of(evaluation.rows))
+    run.after = learner.evaluate(samples_of(evaluation.rows))
+    shape = AdapterShape(base.source, base.commit, settings.lora_rank, settings.lora_alpha)
     adapter_files.write(output_dir, shape, get_peft_model_state_dict(model))
     adapter_files.verify(output_dir, shape)
     probe = samples_of(evaluation.rows or training.rows)[:PROBE_SAMPLES]
     check_reloaded(learner, output_dir, probe)
+    write_step_metrics(output_dir, run.measured, run.after)
     return TrainResult(
-        trained_tokens=run.trained_tokens,
-        loss_tokens=run.loss_tokens,
-        steps=run.step,
-        train_loss=run.epoch.mean_loss,
-        train_accuracy=run.epoch.accuracy,
-        eval_loss_before=run.eval_loss_before,
-        eval_loss=None if after is None else after.mean_loss,
-        eval_accuracy=None if after is None else after.accuracy,
+        **run.result(),
         eval_rows=len(evaluation.rows),
         rows_trained=len(training.rows),
         rows_dropped=training.dropped,
@@ -369,24 +342,43 @@ class Learner:
 
 @dataclass(slots=True)
 class _Run:
-    """How far the training is. `epoch` sums up the current one."""
+    """How far the training is. `epoch` sums up the current one, `measured` has each step; `before`
+    and `after` are what was evaluated, if rows were held out."""
 
     steps: int
     step: int = 0
     trained_tokens: int = 0
     loss_tokens: int = 0
-    train_loss: float | None = None
-    eval_loss_before: float | None = None
+    before: Tally | None = None
+    after: Tally | None = None
     epoch: Tally = field(default_factory=Tally)
+    measured: list[Tally] = field(default_factory=list)
 
     def progress(self) -> TrainProgress:
         return TrainProgress(
             step=self.step,
             steps=self.steps,
             trained_tokens=self.trained_tokens,
-            train_loss=self.train_loss,
-            eval_loss_before=self.eval_loss_before,
+            train_loss=self.measured[-1].mean_loss if self.measured else None,
+            eval_loss_before=_loss(self.before),
         )
+
+    def result(self) -> dict[str, Any]:
+        """Its part of a TrainResult."""
+        return {
+            "trained_tokens": self.trained_tokens,
+            "loss_tokens": self.loss_tokens,
+            "steps": self.step,
+            "train_loss": self.epoch.mean_loss,
+            "train_accuracy": self.epoch.accuracy,
+            "eval_loss_before": _loss(self.before),
+            "eval_loss": _loss(self.after),
+            "eval_accuracy": None if self.after is None else self.after.accuracy,
+        }
+
+
+def _loss(tally: Tally | None) -> float | None:
+    return None if tally is None else tally.mean_loss
 
 
 def _run_epochs(
@@ -411,7 +403,7 @@ def _run_epochs(
             run.epoch.add(tally)
             run.loss_tokens += tally.tokens
             run.trained_tokens += sum(row.billed_tokens for row in chosen)
-            run.train_loss = tally.mean_loss
+            run.measured.append(tally)
             report(run.progress())
 
 

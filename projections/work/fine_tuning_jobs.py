@@ -61,7 +61,9 @@ _PROGRESSED = """
 _SUCCEEDED = """
     UPDATE fine_tuning_jobs SET status = 'succeeded', finished_at = %(at)s, model = %(model)s,
         trained_tokens = %(trained_tokens)s, result = %(result)s, receipt = %(receipt)s,
-        step = %(steps)s, steps = %(steps)s
+        step = %(steps)s, steps = %(steps)s, progress_tokens = %(trained_tokens)s,
+        train_loss = %(train_loss)s,
+        eval_loss_before = coalesce(%(eval_loss_before)s, eval_loss_before)
     WHERE id = %(id)s
 """
 _FAILED = """
@@ -288,6 +290,8 @@ def _succeeded(event: Any, _position: int) -> list[Statement]:
         "model": event.model,
         "trained_tokens": event.result.trained_tokens,
         "steps": event.result.steps,
+        "train_loss": number(event.result.train_loss),
+        "eval_loss_before": number(event.result.eval_loss_before),
         "result": _jsonb(event.result),
         "receipt": _jsonb(event.receipt),
     }

@@ -43,6 +43,10 @@ from tests.integration.product_rig import batch_quote
 
 BASE = "smollm2-135m-instruct"
 CONFIG = b'{"r": 16}'
+STEP_METRICS = (
+    b"step,train_loss,train_accuracy,valid_loss,valid_mean_token_accuracy\n"
+    b"1,2,0.25,,\n2,1.5,0.5,1.25,0.75\n"
+)
 WEIGHTS = b"\x00weights" * 5
 
 
@@ -91,6 +95,7 @@ def succeed_training(served: Served, job_id: str) -> None:
             adapter_weights=_uploaded(
                 served, f"adapters/{job_id}/1/adapter_model.safetensors", WEIGHTS
             ),
+            step_metrics=_uploaded(served, f"adapters/{job_id}/1/step_metrics.csv", STEP_METRICS),
             base_revision="0.1.2",
         ),
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 from typing import Any
 
 import openai
@@ -14,6 +16,7 @@ from tests.acceptance.conftest import Served
 from tests.acceptance.stand_in_worker import (
     BASE,
     CONFIG,
+    STEP_METRICS,
     WEIGHTS,
     finish,
     run_batch,
@@ -84,6 +87,44 @@ def test_a_dpo_job_shows_beta_where_dpo_has_it(served: Served) -> None:
     assert job.hyperparameters.n_epochs == 1
 
 
+def test_a_succeeded_jobs_result_file_is_the_csv_of_its_steps(served: Served) -> None:
+    """As Weights & Biases' sync and OpenAI's cookbook read it."""
+    client = served.openai()
+    job = client.fine_tuning.jobs.create(model=BASE, training_file=_file(client))
+    assert job.result_files == []
+    succeed_training(served, job.id)
+    [result_file] = client.fine_tuning.jobs.retrieve(job.id).result_files
+    text = client.files.content(result_file).text
+    assert text.encode() == STEP_METRICS
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [int(row["step"]) for row in rows] == [1, 2]
+    assert float(rows[-1]["valid_mean_token_accuracy"]) == 0.75
+    file = client.files.retrieve(result_file)
+    assert (file.purpose, file.filename) == ("fine-tune-results", "step_metrics.csv")
+    assert file.expires_at == file.created_at + 30 * 86_400
+    assert [each.id for each in client.files.list(purpose="fine-tune-results")] == [result_file]
+    client.files.delete(result_file)
+    with pytest.raises(openai.NotFoundError):
+        client.files.content(result_file)
+    with pytest.raises(openai.BadRequestError, match="purpose"):
+        client.files.create(file=("x.csv", STEP_METRICS), purpose="fine-tune-results")  # type: ignore[arg-type]
+
+
+def test_a_succeeded_jobs_progress_is_its_whole_training(served: Served) -> None:
+    """A short one ends before any report of it is due."""
+    client = served.openai()
+    job = client.fine_tuning.jobs.create(model=BASE, training_file=_file(client))
+    succeed_training(served, job.id)
+    gridline: dict[str, Any] = client.fine_tuning.jobs.retrieve(job.id).gridline  # type: ignore[attr-defined]
+    assert gridline["progress"] == {
+        "step": 2,
+        "total_steps": 2,
+        "trained_tokens": 600,
+        "train_loss": 1.5,
+        "eval_loss_before": 3.0,
+    }
+
+
 def test_a_succeeded_job_has_a_model_a_checkpoint_and_an_adapter(served: Served) -> None:
     client = served.openai()
     job = client.fine_tuning.jobs.create(model=BASE, training_file=_file(client))
@@ -148,7 +189,8 @@ def test_a_succeeded_job_has_a_model_a_checkpoint_and_an_adapter(served: Served)
             f"/openai/v1/models/{escaped}", headers={"x-stainless-retry-count": "1"}
         ).json() == {"id": name, "object": "model", "deleted": True}
     assert client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model == name
-    assert [key for key in served.stored_objects() if job.id in key] == []
+    left = [key.split("/")[-1] for key in served.stored_objects() if job.id in key]
+    assert left == ["step_metrics.csv"]
 
 
 def test_a_base_model_cannot_be_deleted(served: Served) -> None:

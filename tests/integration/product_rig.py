@@ -340,5 +340,6 @@ def train_finished(job_id: str, *, trained_tokens: int = 900) -> TrainFinished:
         seconds=40.0,
         adapter_config=object_ref(f"adapters/{job_id}/1/adapter_config.json"),
         adapter_weights=object_ref(f"adapters/{job_id}/1/adapter_model.safetensors"),
+        step_metrics=object_ref(f"adapters/{job_id}/1/step_metrics.csv"),
         base_revision="pinned",
     )

@@ -17,11 +17,11 @@ from adapters.worker.dispatcher import ASSIGNS_MAX, BEATS_BEFORE_REPEAT, Dispatc
 from adapters.worker.fleet import Fleet
 from adapters.worker.watchdogs import Watchdogs
 from domain import messages
-from domain.commands import batches
+from domain.commands import batches, files
 from domain.commands import models as model_commands
 from domain.commands import prices as price_commands
 from domain.commands import work as work_commands
-from domain.ids import derived_file_id, fine_tuned_model_name
+from domain.ids import derived_file_id, fine_tuned_model_name, step_metrics_file_id
 from domain.inputs.batch_line import LineError
 from domain.ledger.account import Account
 from domain.messages import (
@@ -222,6 +222,20 @@ async def test_an_open_batch_keeps_a_deleted_models_files_until_it_ends(rig: Pro
     assert await sweep(rig, objects) == kept
     rig.finish_chunk(rig.assign(batch_id, 0))
     rig.finish_batch(batch_id, completed=4, failed=0)
+    assert await sweep(rig, objects) == set()
+
+
+async def test_a_jobs_metrics_outlive_its_model_and_go_with_their_file(rig: ProductRig) -> None:
+    job_id = rig.job_that_succeeds()
+    objects = FakeObjects()
+    metrics = f"adapters/{job_id}/1/step_metrics.csv"
+    objects.add(metrics, b"step\n")
+    objects.add(f"adapters/{job_id}/1/adapter_model.safetensors", b"an adapter")
+    name = fine_tuned_model_name(BASE, rig.account_id, job_id)
+    rig.run(model_commands.delete_model, model_commands.DeleteModel(rig.account_id, name))
+    assert await sweep(rig, objects) == {metrics}
+    file_id = step_metrics_file_id(job_id)
+    rig.run(files.delete_file, files.DeleteFile(rig.account_id, file_id))
     assert await sweep(rig, objects) == set()
 
 

@@ -819,6 +819,7 @@ _TRAINED = TrainFinished(
     seconds=1.0,
     adapter_config=_ADAPTER,
     adapter_weights=_ADAPTER,
+    step_metrics=_ADAPTER,
     base_revision="pinned",
 )
 

@@ -120,6 +120,7 @@ def _result(report: TrainFinished) -> TrainingResult:
         seconds=exact(report.seconds),
         adapter_config=report.adapter_config.to_log(),
         adapter_weights=report.adapter_weights.to_log(),
+        step_metrics=report.step_metrics.to_log(),
         base_revision=report.base_revision,
         versions=report.versions,
     )

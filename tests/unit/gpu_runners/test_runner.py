@@ -235,6 +235,10 @@ async def test_a_training_reports_progress_and_uploads_its_adapter(bench: Bench)
     assert body.steps == 20
     assert body.adapter_config.key == "adapters/ftjob-1/1/adapter_config.json"
     assert bench.objects.stored[body.adapter_weights.key]
+    assert body.step_metrics.key == "adapters/ftjob-1/1/step_metrics.csv"
+    rows = bench.objects.stored[body.step_metrics.key].decode().splitlines()
+    assert rows[0] == "step,train_loss,train_accuracy,valid_loss,valid_mean_token_accuracy"
+    assert [row.split(",")[0] for row in rows[1:]] == [str(step) for step in range(1, 21)]
     reports = [
         Report.model_validate_json(record.value) for record in bench.broker.topics[PROGRESS_TOPIC]
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -299,6 +300,7 @@ def test_the_adapter_is_two_plain_files_that_peft_reads(
     assert {file.name for file in out.iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",
+        "step_metrics.csv",
     }
     config = json.loads((out / "adapter_config.json").read_text())
     assert config["target_modules"] == sorted(config["target_modules"])
@@ -316,6 +318,30 @@ def test_the_adapter_is_two_plain_files_that_peft_reads(
     )
     header = int.from_bytes((out / "adapter_model.safetensors").read_bytes()[:8], "little")
     assert (out / "adapter_model.safetensors").stat().st_size == 8 + header + bytes_wanted
+
+
+def test_the_csv_has_each_step_and_in_the_last_one_what_was_evaluated(
+    training: Training, tmp_path: Path
+) -> None:
+    reports: list[TrainProgress] = []
+    result = training(ROWS, n_epochs=2, report=reports.append)
+    with (tmp_path / "out" / "step_metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == [str(n) for n in range(1, result.steps + 1)]
+    losses = {each.step: each.train_loss for each in reports if each.step}
+    assert [float(row["train_loss"]) for row in rows] == pytest.approx(list(losses.values()), 1e-5)
+    assert all(0 <= float(row["train_accuracy"]) <= 1 for row in rows)
+    assert {row["valid_loss"] + row["valid_mean_token_accuracy"] for row in rows[:-1]} == {""}
+    assert float(rows[-1]["valid_loss"]) == pytest.approx(result.eval_loss, 1e-5)
+    assert float(rows[-1]["valid_mean_token_accuracy"]) == pytest.approx(result.eval_accuracy, 1e-5)
+
+
+def test_without_rows_held_out_the_csv_has_no_evaluation(
+    training: Training, tmp_path: Path
+) -> None:
+    training(ROWS, eval_rows=0)
+    rows = (tmp_path / "out" / "step_metrics.csv").read_text().splitlines()
+    assert all(row.endswith(",,") for row in rows[1:])
 
 
 AS_A_USER = """
