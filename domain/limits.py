@@ -115,6 +115,8 @@ HOLD_MARGIN_SECONDS = 3_600
 """A hold outlives its work's last deadline by this, so that the end settles it."""
 CHUNK_REQUESTS = 200
 """Request lines that one attempt of one runner takes."""
+CHUNK_BYTES_MAX = 8 * MIB
+"""Of the lines of one chunk, so that no runner has to hold more; a longer line is a chunk alone."""
 DEFAULT_OUTPUT_TOKENS = 1_024
 """What a chat line without max_tokens may answer, so that its worst case can be held; the same
 number as the evals page's default."""
@@ -124,6 +126,12 @@ STOP_SEQUENCES_MAX = 4
 """OpenAI's bound."""
 TOP_LOGPROBS_MAX = 20
 """OpenAI's bound."""
+ANSWER_TOKENS_MAX = 512 * 1_024
+"""Of all choices of one line: the longest context twice, or 128 choices of 4,096. At 128 bytes for
+the longest tokens it is what a runner takes from an engine for one line, 64 MiB."""
+ANSWER_LOGPROBS_MAX = 64 * 1_024
+"""Log-probability entries of one line, alternatives counted: an entry of a long token, its bytes
+listed, is half a KiB, and all of them have to fit those 64 MiB."""
 TOP_K_MAX = 1_000_000
 """Beyond any vocabulary, and within what engines count with."""
 GREEDY_BELOW_TEMPERATURE = 0.01

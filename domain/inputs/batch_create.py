@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from domain.catalog import CHAT_ENDPOINT, EMBEDDINGS_ENDPOINT, Endpoint
+from domain.inputs.batch_line import CHAT_INSTEAD
 from domain.inputs.body import IS_TEXT, Body, Text, read_body, refused, said
 from domain.inputs.create_fields import ExpiresAfter, Metadata
 from domain.limits import CompletionWindow
@@ -28,16 +29,11 @@ class BatchCreate:
     metadata: dict[str, str] | None
 
 
-_CHAT_INSTEAD = {"/v1/responses": "input", "/v1/completions": "prompt"}
-"""OpenAI's other endpoints that answer texts, and the field of theirs that messages take the place
-of."""
-
-
 def _chat_instead(value: object) -> object:
-    if isinstance(value, str) and value in _CHAT_INSTEAD:
+    if isinstance(value, str) and value in CHAT_INSTEAD:
         raise refused(
             f"{{path}} {value} is not offered. Use {{path}} {CHAT_ENDPOINT}, with that url on each "
-            f"line and messages in place of {_CHAT_INSTEAD[value]}."
+            f"line and messages in place of {CHAT_INSTEAD[value]}."
         )
     return value
 

@@ -17,6 +17,7 @@ from domain.limits import (
     BATCH_ERRORS_MAX,
     BATCH_LINE_BYTES_MAX,
     BATCH_REQUESTS_MAX,
+    CHUNK_BYTES_MAX,
     CHUNK_REQUESTS,
     MIB,
 )
@@ -159,7 +160,7 @@ class BatchFileCheck:
         )
         assert line.content is not None
         last = self._chunks[-1] if self._chunks else None
-        if last is None or last.requests == self._chunk_requests:
+        if last is None or not self._fits(last, line):
             self._digest = hashlib.sha256()
             last = ChunkPlan(
                 start_byte=line.start_byte,
@@ -177,6 +178,12 @@ class BatchFileCheck:
                 "requests": last.requests + 1,
                 "sha256": self._digest.hexdigest(),
             }
+        )
+
+    def _fits(self, chunk: ChunkPlan, line: Line) -> bool:
+        return (
+            chunk.requests < self._chunk_requests
+            and line.end_byte - chunk.start_byte <= CHUNK_BYTES_MAX
         )
 
     def _fault(

@@ -16,11 +16,15 @@ from domain.inputs.jsonl import array_hint
 from domain.inputs.requests.chat_body import ChatBody, read_chat_body
 from domain.inputs.requests.embeddings_body import EmbeddingsBody, read_embeddings_body
 from domain.inputs.requests.faults import Fault, invalid, missing, unsupported
+from domain.inputs.requests.sampling import Sampling
 from domain.inputs.strict_json import InvalidJson, parse_json
 from domain.inputs.token_estimate import bytes_bound
-from domain.limits import CUSTOM_ID_CHARACTERS_MAX
+from domain.limits import ANSWER_LOGPROBS_MAX, ANSWER_TOKENS_MAX, CUSTOM_ID_CHARACTERS_MAX
 from domain.stored import StoredModel
 
+CHAT_INSTEAD = {"/v1/responses": "input", "/v1/completions": "prompt"}
+"""OpenAI's other endpoints that answer texts, and the field of theirs that messages take the place
+of."""
 _LINE_FIELDS = ("custom_id", "method", "url", "body")
 
 
@@ -102,12 +106,17 @@ def _envelope_fault(name: str, value: object, endpoint: Endpoint) -> Fault | Non
         case "method", _ if value != "POST":
             return invalid(name, 'must be "POST"')
         case "url", _ if value != endpoint:
-            return Fault(
-                code="url_mismatch", path=name, after=f" must be the batch's endpoint, {endpoint}"
-            )
+            return _other_url(value, endpoint)
         case "body", _ if not isinstance(value, dict):
             return invalid(name, "must be an object")
     return None
+
+
+def _other_url(value: object, endpoint: Endpoint) -> Fault:
+    after = f" must be the batch's endpoint, {endpoint}"
+    if endpoint == CHAT_ENDPOINT and isinstance(value, str) and value in CHAT_INSTEAD:
+        after += f"; {value} is not offered: write messages in place of {CHAT_INSTEAD[value]}"
+    return Fault(code="url_mismatch", path="url", after=after)
 
 
 def _base(model: object, *, endpoint: Endpoint, own_models: Mapping[str, str]) -> BaseModel | Fault:
@@ -133,13 +142,36 @@ def _no_such_model(model: object) -> Fault:
 def _read_body(
     body: dict[str, Any], base: BaseModel | Fault, endpoint: Endpoint
 ) -> ChatBody | EmbeddingsBody | list[Fault]:
-    if endpoint == CHAT_ENDPOINT:
-        return read_chat_body(body)
-    read = read_embeddings_body(body)
+    read = read_chat_body(body) if endpoint == CHAT_ENDPOINT else read_embeddings_body(body)
     if isinstance(read, list) or isinstance(base, Fault):
         return read
+    if isinstance(read, ChatBody):
+        fault = _answer_too_large(read.sampling, base)
+        return read if fault is None else [fault]
     # The model's own length is what happens anyway.
     return read if read.dimensions in (None, base.dimensions) else [unsupported("dimensions")]
+
+
+def _answer_too_large(sampling: Sampling, base: BaseModel) -> Fault | None:
+    """What a line may ask for can be handed over whole, whatever the model says."""
+    tokens = _answer_tokens(sampling, base)
+    if tokens > ANSWER_TOKENS_MAX:
+        asked = f"times the most tokens of an answer is {tokens:,}"
+        return invalid("n", f"{asked}; a line may answer with {ANSWER_TOKENS_MAX:,} in all")
+    if sampling.logprobs is None:
+        return None
+    entries = tokens * (1 + sampling.logprobs)
+    if entries > ANSWER_LOGPROBS_MAX:
+        asked = f"would list up to {entries:,} tokens, alternatives counted"
+        return invalid("logprobs", f"{asked}, where {ANSWER_LOGPROBS_MAX:,} may be: {_LOWER}")
+    return None
+
+
+_LOWER = "lower the most tokens of an answer, n or top_logprobs"
+
+
+def _answer_tokens(sampling: Sampling, base: BaseModel) -> int:
+    return min(sampling.max_tokens, base.context_window_tokens) * sampling.n
 
 
 def _request(
@@ -166,7 +198,7 @@ def _chat_bounds(chat: ChatBody, base: BaseModel) -> tuple[int, int]:
         # One more than the messages: the turn that the answer begins.
         + (len(chat.messages) + 1) * base.template_message_tokens
     )
-    return min(prompt, window), min(chat.sampling.max_tokens, window) * chat.sampling.n
+    return min(prompt, window), _answer_tokens(chat.sampling, base)
 
 
 def _embeddings_bounds(embeddings: EmbeddingsBody, base: BaseModel) -> int:

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from domain.catalog import CHAT_ENDPOINT, EMBEDDINGS_ENDPOINT, Endpoint
 from domain.inputs.batch_file import BatchFileCheck, BatchFileFacts
 from domain.inputs.message_text import message_text
+from domain.inputs.requests.chat_body import ChatBody, read_chat_body
 from domain.inputs.requests.fields import NOTHING_ASKED
+from domain.inputs.requests.sampling import Sampling
+from domain.limits import MIB
 from tests.unit.case_files import case_bytes, case_names
 
 BASE = "qwen2.5-0.5b-instruct"
@@ -436,6 +439,114 @@ def test_nothing_is_held_beyond_the_context_window() -> None:
 def test_embedding_inputs_are_bounded_one_by_one() -> None:
     (usage,) = embeddings({"input": ["ab", "x" * 10_000]}, {"input": [1, 2, 3]}).worst_case
     assert (usage.input_tokens, usage.output_tokens) == (6 + 8_192 + 7, 0)
+
+
+def test_a_chunk_ends_where_its_bytes_would_pass_the_bound() -> None:
+    body = CHAT_BODY | {"messages": [{"role": "user", "content": "x" * 3 * MIB}]}
+    huge = CHAT_BODY | {"messages": [{"role": "user", "content": "x" * 9 * MIB}]}
+    facts = checked(b"".join(line(n, each) for n, each in enumerate([body] * 5 + [huge, body])))
+    assert facts.errors == ()
+    assert [chunk.requests for chunk in facts.chunks] == [2, 2, 1, 1, 1]
+    assert [chunk.first_line for chunk in facts.chunks] == [1, 3, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 128, "max_tokens": 4_096}, None),
+        ({"n": 128, "max_tokens": 4_097}, "n"),
+        ({"n": 128, "max_tokens": 10**9}, "n"),
+        ({"n": 16, "max_tokens": 10**9}, None),
+        ({"max_tokens": 10**9, "logprobs": True}, None),
+        ({"max_tokens": 10**9, "logprobs": True, "top_logprobs": 1}, None),
+        ({"max_tokens": 10**9, "logprobs": True, "top_logprobs": 2}, "logprobs"),
+        ({"max_tokens": 3_120, "logprobs": True, "top_logprobs": 20}, None),
+        ({"max_tokens": 3_121, "logprobs": True, "top_logprobs": 20}, "logprobs"),
+        ({"max_tokens": 10**9, "logprobs": False, "top_logprobs": 0}, None),
+        ({"n": 128, "max_tokens": 9_000, "logprobs": True}, "n"),
+    ],
+)
+def test_no_answer_can_be_larger_than_a_runner_takes(
+    body: dict[str, Any], param: str | None
+) -> None:
+    facts = chat(body)
+    wanted = [] if param is None else [("invalid_value", 1, f"body.{param}")]
+    assert faults(facts) == wanted
+
+
+def test_the_url_of_another_endpoint_is_told_what_to_write() -> None:
+    facts = checked(line(0, CHAT_BODY, endpoint="/v1/responses"))
+    assert faults(facts) == [("url_mismatch", 1, "url")]
+    assert "write messages in place of input" in facts.errors[0].message
+
+
+SAMPLED = [
+    ({}, Sampling()),
+    ({"temperature": 1e-38}, Sampling(temperature=0.0)),
+    ({"temperature": 5e-324, "top_p": 0.5, "top_k": 7, "min_p": 0.1}, Sampling(temperature=0.0)),
+    ({"temperature": 0.01}, Sampling(temperature=0.01)),
+    ({"top_p": 0}, Sampling(temperature=0.0)),
+    ({"top_p": 1e-9, "seed": 1}, Sampling(top_p=1e-9, seed=1)),
+    ({"top_k": 1, "n": 2}, Sampling(temperature=0.0, n=2)),
+    ({"top_k": 0}, Sampling()),
+    ({"top_k": -1}, Sampling()),
+    ({"logprobs": True}, Sampling(logprobs=0)),
+    ({"logprobs": True, "top_logprobs": 3}, Sampling(logprobs=3)),
+    ({"logprobs": False, "top_logprobs": 0}, Sampling()),
+    ({"max_tokens": 3}, Sampling(max_tokens=3)),
+    ({"stop": "a"}, Sampling(stop=("a",))),
+    ({"stop": []}, Sampling()),
+]
+
+
+@pytest.mark.parametrize(("body", "sampling"), SAMPLED)
+def test_what_asks_for_the_likeliest_token_is_greedy_and_the_rest_is_carried(
+    body: dict[str, Any], sampling: Sampling
+) -> None:
+    read = read_chat_body(CHAT_BODY | body)
+    assert isinstance(read, ChatBody)
+    assert read.sampling == sampling
+
+
+@pytest.mark.parametrize("name", case_names("sampling"))
+def test_sampling_as_people_send_it_is_accepted(name: str) -> None:
+    facts = checked(case_bytes("sampling", name))
+    assert facts.errors == ()
+
+
+def test_seeds_and_choices_share_no_engine_seed() -> None:
+    seeds = [-1, 0, 1, 42, -42, 2**31, 2**63 - 1, -(2**63), None]
+    found = [Sampling(seed=seed).engine_seed(choice) for seed in seeds for choice in range(3)]
+    numbers = [number for number in found if number is not None]
+    assert found.count(None) == 3
+    assert len(set(numbers)) == len(numbers) == 24
+    assert all(0 <= number < 2**62 for number in numbers)
+
+
+def test_embedding_inputs_as_people_send_them() -> None:
+    facts = checked(case_bytes("embedding_inputs", "requests-embeddings.jsonl"), endpoint=EMBED)
+    assert facts.errors == ()
+    for name in case_names("embedding_inputs"):
+        if name.startswith("bad-"):
+            facts = checked(case_bytes("embedding_inputs", name), endpoint=EMBED)
+            assert faults(facts) == [("invalid_value", 2, "body.input")], name
+
+
+def test_response_formats_as_people_send_them() -> None:
+    for name, refused in (
+        ("requests-patterns.jsonl", ["names-quote"]),
+        (
+            "requests-self-reference.jsonl",
+            ["self", "self-def", "mutual", "anyof-self", "bad-type"],
+        ),
+    ):
+        content = case_bytes("response_formats", name)
+        ids = [json.loads(each)["custom_id"] for each in content.splitlines()]
+        facts = checked(content)
+        assert [ids[(error.line or 0) - 1] for error in facts.errors] == refused
+        for error in facts.errors:
+            assert (error.code, error.param) == ("invalid_value", "body.response_format")
+            assert "body.response_format at json_schema.schema" in error.message
 
 
 def test_text_parts_are_joined_as_the_engines_join_them() -> None:

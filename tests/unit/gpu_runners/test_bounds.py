@@ -98,7 +98,7 @@ TOKEN_FIELDS = st.fixed_dictionaries(
     {},
     optional={
         "n": st.integers(1, 128),
-        "max_tokens": st.integers(1, 10_000) | st.none(),
+        "max_tokens": st.integers(1, 4_096) | st.none(),
     },
 ) | st.fixed_dictionaries({"max_completion_tokens": st.integers(1, 10_000)})
 
