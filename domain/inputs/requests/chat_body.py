@@ -37,7 +37,7 @@ class ChatBody:
 def read_chat_body(body: Mapping[str, Any]) -> ChatBody | list[Fault]:
     """The request, or everything that is wrong with it. `model` is the caller's to look at."""
     faults: list[Fault] = []
-    read = read_fields(body, _READERS, faults)
+    read = read_fields(body, READERS, faults)
     _check_together(body, read, faults)
     messages = _messages(body.get("messages"), faults)
     if faults:
@@ -96,7 +96,7 @@ def _is_none(name: str, value: object) -> bool:
     return value is None or (name in _EMPTY_IS_NONE and value == [])
 
 
-_READERS: dict[str, Reader] = {
+READERS: dict[str, Reader] = {
     "model": unread,
     "messages": unread,
     **sampling.READERS,

@@ -31,7 +31,7 @@ class EmbeddingsBody:
 def read_embeddings_body(body: Mapping[str, Any]) -> EmbeddingsBody | list[Fault]:
     """The request, or everything that is wrong with it. `model` is the caller's to look at."""
     faults: list[Fault] = []
-    read = read_fields(body, _READERS, faults)
+    read = read_fields(body, READERS, faults)
     if body.get("input") is None:
         faults.append(missing("input"))
     dimensions = read.get("dimensions")
@@ -77,7 +77,7 @@ def _encoding_format(value: Any) -> EncodingFormat:
     raise Wrong('must be "float" or "base64"')
 
 
-_READERS: dict[str, Reader] = {
+READERS: dict[str, Reader] = {
     "model": unread,
     "input": _input,
     "encoding_format": _encoding_format,

@@ -12,14 +12,24 @@ It must never take longer than a few passes over a schema of SCHEMA_BYTES_MAX.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from domain.inputs.requests.faults import is_safe_name
 from domain.inputs.requests.schema_graph import DEFINITION, Branches, Located, check_graph
+from domain.inputs.requests.schema_parts import (
+    check_counts,
+    given,
+    map_of,
+    not_said,
+    required_names,
+    shown,
+    step,
+    target_of,
+    types_of,
+    types_spoken_of,
+)
 from domain.inputs.requests.schema_values import (
     KEYWORDS,
     Schema,
@@ -51,7 +61,6 @@ _SAY_NOTHING = frozenset(
 """Keywords that no value is held to."""
 _SAY_NOTHING_AT_THE_ROOT = frozenset(("$schema", "$id"))
 _COMBINING = ("$ref", "anyOf", "oneOf", "allOf")
-_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
 def followable(schema: Schema) -> Schema:
@@ -117,7 +126,7 @@ class _Walk:
         others = [each for each in said if each not in (keyword, "discriminator")]
         if others:
             raise Unfollowable(
-                place, f"has {_shown(others[0])} beside {keyword}, which is not offered"
+                place, f"has {shown(others[0])} beside {keyword}, which is not offered"
             )
         if keyword == "$ref":
             return self._located({"$ref": self._reference(schema["$ref"], place)}, place)
@@ -147,9 +156,9 @@ class _Walk:
         )
         if pointer not in self._definitions:
             name = self._definitions[pointer] = str(len(self._definitions))
-            target = _at(self._root, pointer, place)
-            shown = "".join(f".{_shown(part)}" for part in pointer)
-            self._waiting.append((name, target, shown))
+            target = target_of(self._root, pointer, place)
+            found_at = "".join(f".{shown(part)}" for part in pointer)
+            self._waiting.append((name, target, found_at))
         return DEFINITION + self._definitions[pointer]
 
     # Values
@@ -158,20 +167,20 @@ class _Walk:
         others = [each for each in said if each not in ("enum", "const", "type")]
         if others or {"enum", "const"} <= schema.keys():
             beside = others[0] if others else "const"
-            raise Unfollowable(place, f"has {_shown(beside)} beside listed values")
+            raise Unfollowable(place, f"has {shown(beside)} beside listed values")
         values = listed_values(schema, place)
         self._spend("listed values", len(values), SCHEMA_VALUES_MAX, place)
-        types = _types(schema, place) if "type" in schema else None
+        types = types_of(schema, place) if "type" in schema else None
         for value in values if types is not None else ():
             if not any(is_of_type(value, name) for name in types or ()):
                 raise Unfollowable(place, "lists a value that is not of its type")
         return self._located({"enum": values}, place)
 
     def _typed(self, schema: Schema, said: list[str], place: str) -> Schema:
-        types = _types(schema, place) if "type" in schema else _types_spoken_of(said)
+        types = types_of(schema, place) if "type" in schema else types_spoken_of(said)
         for keyword in said:
             if keyword != "type" and not any(keyword in KEYWORDS[name] for name in types):
-                raise Unfollowable(place, _not_said(keyword, types))
+                raise Unfollowable(place, not_said(keyword, types))
         written: Schema = self._located({"type": types} if types else {}, place)
         if "type" not in schema:
             self._inferred.add(id(written))
@@ -219,18 +228,19 @@ class _Walk:
             written["items"] = False
         else:
             written["items"] = self._schema(schema.get("items", True), f"{place}.items")
-        return written | _given(minItems=least, maxItems=most)
+        return written | given(minItems=least, maxItems=most)
 
     def _object(self, schema: Schema, place: str) -> Schema:
         least, most = count(schema, "minProperties", place), count(schema, "maxProperties", place)
         check_range(least, most, "minProperties", place)
-        named, patterns = (_map_of(schema, each, place) for each in _MAPS)
-        required = _required(schema, named, place)
+        named = map_of(schema, "properties", place)
+        patterns = map_of(schema, "patternProperties", place)
+        required = required_names(schema, named, place)
         if named and patterns:
             raise Unfollowable(place, "has patternProperties beside properties")
         if named:
             self._close(schema, place)
-            _check_counts(least, most, required, named, place)
+            check_counts(least, most, required, named, place)
             return self._named(named, required, place)
         if patterns:
             self._close(schema, place)
@@ -240,7 +250,7 @@ class _Walk:
         if least is not None and least > 1:
             # A name may come twice in a JSON text, and then counts once.
             raise Unfollowable(place, "has minProperties of more than 1 for unnamed properties")
-        return written | _given(minProperties=least, maxProperties=most)
+        return written | given(minProperties=least, maxProperties=most)
 
     def _close(self, schema: Schema, place: str) -> None:
         """Named properties are all that an object has, so what allows others changes nothing; what
@@ -255,7 +265,7 @@ class _Walk:
         optional = len(named) - len(required)
         self._spend("properties that are not required", optional, SCHEMA_OPTIONAL_MAX, place)
         properties = {
-            name: self._schema(each, f"{place}.properties{_step(name, index)}")
+            name: self._schema(each, f"{place}.properties{step(name, index)}")
             for index, (name, each) in enumerate(named.items())
         }
         return {"properties": properties, "required": required, "additionalProperties": False}
@@ -276,82 +286,3 @@ class _Walk:
                 raise Unfollowable(place, "has minProperties, and allows no property")
             return {"additionalProperties": False}
         return {"additionalProperties": self._schema(others, f"{place}.additionalProperties")}
-
-
-_MAPS = ("properties", "patternProperties")
-
-
-def _map_of(schema: Schema, keyword: str, place: str) -> Schema:
-    found = schema.get(keyword, {})
-    if not isinstance(found, dict):
-        raise Unfollowable(place, f"has {keyword} that are no object of schemas")
-    return found
-
-
-def _required(schema: Schema, named: Schema, place: str) -> list[str]:
-    required = schema.get("required", [])
-    if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
-        raise Unfollowable(place, "has a required that is no list of names")
-    for name in required:
-        if name not in named:
-            raise Unfollowable(place, f"requires {_shown(name)}, which is not in its properties")
-    return [name for name in named if name in required]
-
-
-def _check_counts(
-    least: int | None, most: int | None, required: list[str], named: Schema, place: str
-) -> None:
-    """Of named properties, only what is so anyway."""
-    if (least or 0) > len(required) or (most is not None and most < len(named)):
-        raise Unfollowable(
-            place, "has minProperties or maxProperties beside properties: say what is required"
-        )
-
-
-def _given(**keywords: int | None) -> Schema:
-    return {name: value for name, value in keywords.items() if value is not None}
-
-
-def _types(schema: Schema, place: str) -> list[str]:
-    given = schema["type"]
-    types = [given] if isinstance(given, str) else given
-    if not isinstance(types, list) or not types or not all(each in _TYPES for each in types):
-        raise Unfollowable(place, f"has a type that is none of {', '.join(_TYPES)}")
-    if "number" in types:
-        types = [each for each in types if each != "integer"]
-    return list(dict.fromkeys(types))
-
-
-def _types_spoken_of(said: list[str]) -> list[str]:
-    """Of a schema without a type: those that its keywords are about."""
-    names = [name for name in _TYPES if name != "integer"]
-    return [name for name in names if any(each in KEYWORDS[name] for each in said)]
-
-
-def _not_said(keyword: str, types: list[str]) -> str:
-    if any(keyword in keywords for keywords in KEYWORDS.values()) and types:
-        return f"has {keyword}, which says nothing of type {' or '.join(types)}"
-    return f"has {_shown(keyword)}, which is not offered"
-
-
-def _at(root: Schema, pointer: tuple[str, ...], place: str) -> Any:
-    found: Any = root
-    for part in pointer:
-        if isinstance(found, dict) and part in found:
-            found = found[part]
-        elif (
-            isinstance(found, list) and re.fullmatch("[0-9]{1,5}", part) and int(part) < len(found)
-        ):
-            found = found[int(part)]
-        else:
-            raise Unfollowable(place, "refers to a place that the schema does not have")
-    return found
-
-
-def _shown(name: str) -> str:
-    """A name that could be somebody's text is not shown."""
-    return name if is_safe_name(name) else "a name"
-
-
-def _step(name: str, index: int) -> str:
-    return f".{name}" if is_safe_name(name) else f"[{index}]"

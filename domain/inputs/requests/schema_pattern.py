@@ -8,13 +8,23 @@ expression, and the time is that of reading the pattern once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from domain.inputs.requests.schema_characters import (
+    CONTROLS,
+    ESCAPES,
+    LAST,
+    LINE_ENDS,
+    CharacterClass,
+    Ranges,
+    both,
+    joined,
+    one,
+    single,
+    without,
+)
 from domain.limits import PATTERN_CHARACTERS_MAX, PATTERN_DEPTH_MAX
-
-Ranges = tuple[tuple[int, int], ...]
-"""Of characters: sorted, apart from each other, both ends included."""
 
 
 class BadPattern(Exception):
@@ -52,31 +62,6 @@ class Repeat:
 
 
 Node = Characters | Sequence | Choice | Repeat
-
-_LAST = 0x10FFFF
-_DIGITS: Ranges = ((0x30, 0x39),)
-_WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
-_SPACES: Ranges = ((0x09, 0x0D), (0x20, 0x20))
-_WIDE_SPACES: Ranges = (
-    *((0x09, 0x0D), (0x1C, 0x20), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680)),
-    *((0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)),
-    (0xFEFF, 0xFEFF),
-)
-_LINE_ENDS: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x85, 0x85), (0x2028, 0x2029))
-_CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
-_NOT_ASCII: Ranges = ((0x80, _LAST),)
-
-
-@dataclass(frozen=True, slots=True)
-class _Class:
-    """Characters as all readers take them, and as any reader does: a negation leaves out all that
-    any reader takes."""
-
-    narrow: Ranges
-    wide: Ranges
-
-    def negated(self) -> _Class:
-        return _Class(_without(self.wide), _without(self.narrow))
 
 
 def read_pattern(pattern: str) -> Node:
@@ -231,7 +216,7 @@ class _Parser:
             case "[":
                 return _characters(self._class())
             case ".":
-                return _characters(_without(_LINE_ENDS))
+                return _characters(without(LINE_ENDS))
             case "\\":
                 return _characters(self._escape().narrow)
             case "^":
@@ -240,7 +225,7 @@ class _Parser:
                 raise BadPattern("repeats nothing")
             case "{" | "}":
                 raise BadPattern("has a brace that is no repeat: write it with a backslash")
-        return _characters(_one(ord(sign)))
+        return _characters(one(ord(sign)))
 
     def _group(self) -> Node:
         self._depth += 1
@@ -267,46 +252,44 @@ class _Parser:
 
     def _class(self) -> Ranges:
         negated = self._take("^")
-        items: list[_Class] = []
+        items: list[CharacterClass] = []
         while not self._take("]"):
             items.append(self._class_item())
         if not items:
             raise BadPattern("has an empty class")
-        narrow = _joined(part for item in items for part in item.narrow)
-        return (
-            _without(_joined(part for item in items for part in item.wide)) if negated else narrow
-        )
+        narrow = joined(part for item in items for part in item.narrow)
+        return without(joined(part for item in items for part in item.wide)) if negated else narrow
 
-    def _class_item(self) -> _Class:
+    def _class_item(self) -> CharacterClass:
         first = self._class_character()
         if not self._text.startswith("-", self._at) or self._text.startswith("-]", self._at):
             return first
         self._at += 1
         last = self._class_character()
-        low, high = _single(first), _single(last)
+        low, high = single(first), single(last)
         if low is None or high is None or high < low:
             raise BadPattern("has a range within a class whose ends are none")
-        return _Class(((low, high),), ((low, high),))
+        return CharacterClass(((low, high),), ((low, high),))
 
-    def _class_character(self) -> _Class:
+    def _class_character(self) -> CharacterClass:
         sign = self._next("a class")
         if sign == "\\":
             return self._escape(in_class=True)
-        return _Class(_one(ord(sign)), _one(ord(sign)))
+        return CharacterClass(one(ord(sign)), one(ord(sign)))
 
-    def _escape(self, *, in_class: bool = False) -> _Class:
+    def _escape(self, *, in_class: bool = False) -> CharacterClass:
         sign = self._next("an escape")
-        named = _ESCAPES.get(sign.lower())
+        named = ESCAPES.get(sign.lower())
         if named is not None:
             return named if sign.islower() else named.negated()
         code = self._escaped_code(sign, in_class=in_class)
-        return _Class(_one(code), _one(code))
+        return CharacterClass(one(code), one(code))
 
     def _escaped_code(self, sign: str, *, in_class: bool) -> int:
         if sign == "b" and in_class:
             return 0x08
-        if sign in _CONTROLS and not (sign == "0" and self._peek().isdigit()):
-            return _CONTROLS[sign]
+        if sign in CONTROLS and not (sign == "0" and self._peek().isdigit()):
+            return CONTROLS[sign]
         if sign == "x":
             return self._hexadecimal(2)
         if sign == "u":
@@ -340,62 +323,19 @@ class _Parser:
         if not brace or not 1 <= len(text) <= 6 or not _HEXADECIMAL.issuperset(text):
             raise BadPattern("has an escape that is not hexadecimal")
         self._at += len(text) + 1
-        if int(text, 16) > _LAST:
+        if int(text, 16) > LAST:
             raise BadPattern("has an escape beyond Unicode")
         return int(text, 16)
 
 
 _HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
-_ESCAPES = {
-    "d": _Class(_DIGITS, (*_DIGITS, *_NOT_ASCII)),
-    "w": _Class(_WORD, (*_WORD, *_NOT_ASCII)),
-    "s": _Class(_SPACES, _WIDE_SPACES),
-}
-
-
-_ANYTHING = Repeat(Characters(((0x00, 0xD7FF), (0xE000, _LAST))), 0, None)
+_ANYTHING = Repeat(Characters(((0x00, 0xD7FF), (0xE000, LAST))), 0, None)
 _HALF = "asks for half of a surrogate pair"
 
 
 def _characters(ranges: Ranges) -> Characters:
     """Without the halves of surrogate pairs, which are no characters of a text."""
-    left = _both(ranges, ((0x00, 0xD7FF), (0xE000, _LAST)))
+    left = both(ranges, ((0x00, 0xD7FF), (0xE000, LAST)))
     if not left:
         raise BadPattern(_HALF if ranges else "has a class that leaves no character")
     return Characters(left)
-
-
-def _one(code: int) -> Ranges:
-    return ((code, code),)
-
-
-def _single(found: _Class) -> int | None:
-    match found.narrow:
-        case ((low, high),) if low == high and found.wide == found.narrow:
-            return low
-    return None
-
-
-def _joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    joined: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        if joined and low <= joined[-1][1] + 1:
-            joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
-        else:
-            joined.append((low, high))
-    return tuple(joined)
-
-
-def _without(ranges: Ranges) -> Ranges:
-    """All characters but these."""
-    left, start = [], 0
-    for low, high in ranges:
-        if start < low:
-            left.append((start, low - 1))
-        start = high + 1
-    return (*left, (start, _LAST)) if start <= _LAST else tuple(left)
-
-
-def _both(one: Ranges, other: Ranges) -> Ranges:
-    pairs = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
-    return tuple((low, high) for low, high in pairs if low <= high)

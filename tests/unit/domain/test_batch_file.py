@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from domain.catalog import CHAT_ENDPOINT, EMBEDDINGS_ENDPOINT, Endpoint
 from domain.inputs.batch_file import BatchFileCheck, BatchFileFacts
 from domain.inputs.message_text import message_text
+from domain.inputs.requests.chat_body import READERS as CHAT_READERS
 from domain.inputs.requests.chat_body import ChatBody, read_chat_body
+from domain.inputs.requests.embeddings_body import READERS as EMBEDDINGS_READERS
 from domain.inputs.requests.fields import NOTHING_ASKED
 from domain.inputs.requests.sampling import Sampling
 from domain.limits import MIB
@@ -307,6 +309,32 @@ def test_every_fault_of_a_line_is_listed() -> None:
         "body.stream",
         "body.messages",
     ]
+
+
+SOME_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["", "a", "POST", BASE, "user", "text", "json_schema", CHAT_ENDPOINT, EMBED]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "?"]), inner)
+    ),
+    max_leaves=10,
+)
+BODIES = st.dictionaries(
+    st.sampled_from([*CHAT_READERS, *EMBEDDINGS_READERS, *NOTHING_ASKED, "x", "two words"]),
+    SOME_JSON,
+    max_size=5,
+)
+
+
+@given(BODIES | SOME_JSON, st.sampled_from([CHAT_ENDPOINT, EMBED]))
+def test_whatever_a_body_holds_it_runs_or_is_refused_by_name(body: Any, endpoint: Endpoint) -> None:
+    facts = checked(line(0, body, endpoint=endpoint), endpoint=endpoint)
+    assert facts.requests == 1
+    assert all(error.line == 1 and error.param for error in facts.errors)
 
 
 def test_lines_that_are_no_json_are_listed_and_the_rest_is_checked() -> None:

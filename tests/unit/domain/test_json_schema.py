@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domain import limits
@@ -24,7 +24,7 @@ from domain.inputs.requests.schema_pattern import (
     read_pattern,
     written,
 )
-from domain.inputs.requests.schema_values import Unfollowable
+from domain.inputs.requests.schema_values import KEYWORDS, Unfollowable
 from tests.unit.case_files import case_bytes
 
 
@@ -274,6 +274,34 @@ def test_a_hostile_schema_takes_no_time(number: int) -> None:
     with contextlib.suppress(Unfollowable):
         followable(schema)
     assert time.process_time() - started < 2
+
+
+KEYWORD_NAMES = sorted(
+    {name for names in KEYWORDS.values() for name in names}
+    | {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "title", "x"}
+)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["#", "#/$defs/x", "#/0", "#/%", "a", "string", "object", "(", "date", "~"])
+)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(KEYWORD_NAMES), inner, max_size=4)
+    ),
+    max_leaves=25,
+)
+
+
+@given(st.dictionaries(st.sampled_from(KEYWORD_NAMES), ANYTHING, max_size=5))
+@settings(max_examples=1_000)
+def test_any_json_is_a_schema_or_is_refused(schema: dict[str, Any]) -> None:
+    with contextlib.suppress(Unfollowable):
+        assert json.dumps(followable(schema))
 
 
 # Patterns

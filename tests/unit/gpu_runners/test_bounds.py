@@ -31,10 +31,13 @@ EMBEDDING = "all-minilm-l6-v2"
 RARE = "\u0378𓀀🧑🏽\u200d🚀e\u0301\u0958\ufdfa\u1100\u1161\u11a8ﬃΐ㍿\u2028\x00\x7f \n\t"
 """Characters of which a tokenizer makes a token a byte, and those that normal forms lengthen."""
 
+MARKS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "[CLS]", "[SEP]", "<s>"]
+"""Of templates and tokenizers, which are letters in a text, as many tokens as those make."""
+
 TEXTS = st.one_of(
     st.text(st.sampled_from(RARE), max_size=40),
     st.text(st.characters(codec="utf-8"), max_size=60),
-    st.sampled_from(["", " ", "assistant", "x" * 3_000, "🚀" * 500]),
+    st.sampled_from(["", " ", "assistant", "x" * 3_000, "🚀" * 500, *MARKS, "".join(MARKS) * 50]),
 )
 MANY = settings(
     max_examples=150,
