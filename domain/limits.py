@@ -154,6 +154,12 @@ SCHEMA_KINDS_MAX = 50
 in one place, and the decoder has them all in mind there."""
 SCHEMA_LENGTH_MAX = 100_000
 """The longest string, and the most items, that a schema can ask for."""
+SCHEMA_ITEMS_MAX = 1_000_000
+"""Counts of items of all its arrays together: the decoder unfolds them, in half a second and 200 MB
+at most."""
+SCHEMA_MULTIPLES_MAX = 10_000
+"""All multipleOf together, without their points: the decoder counts so far, and each count is a
+state of its own."""
 PATTERN_CHARACTERS_MAX = 2_000
 """Longer than any pattern that a person reads."""
 PATTERN_DEPTH_MAX = 20

@@ -97,14 +97,16 @@ class EngineLoop:
                     self._tell({"type": "tick"})
 
     def _take_operations(self) -> None:
-        wait = not self._engine.busy
+        """What has come; an idle engine waits for something, and then for what follows at once."""
+        idle = not self._engine.busy
+        wait_seconds = None if idle else 0.0
         while True:
             try:
-                operation = self._operations.get(block=wait)
+                operation = self._operations.get(timeout=wait_seconds)
             except queue.Empty:
                 return
             self._do(operation)
-            wait = False
+            wait_seconds = self._engine.gather_seconds if idle else 0.0
 
     def _do(self, operation: dict[str, Any]) -> None:
         match operation.pop("op"):

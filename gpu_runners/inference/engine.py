@@ -7,16 +7,20 @@ end another, and never write to standard output, which carries the protocol.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+from domain.catalog import Pooling
 from domain.errors import GridlineError
 from domain.inputs.requests.chat_body import ChatBody
 from domain.inputs.requests.embeddings_body import EncodingFormat, Inputs
 
 FinishReason = Literal["stop", "length"]
+
+logger = logging.getLogger(__name__)
 
 
 class AdapterUnusable(GridlineError):
@@ -35,11 +39,16 @@ class EngineFailed(GridlineError):
     error_type: ClassVar[str] = "server_error"
 
 
+CACHE_BYTES = 1 << 30
+"""What an engine on a CPU may take for keys and values of all lines that run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Base:
     """What an engine loads. `window_tokens` bounds prompt and answer together; `rank_max` is the
     greatest adapter rank of this base; `template_kwargs` go to the chat template, as in training,
-    whose marks `control_tokens` are.
+    whose marks `control_tokens` are. `pooling` is how an embedding base makes one vector of an
+    input's tokens.
     """
 
     directory: Path
@@ -48,6 +57,7 @@ class Base:
     rank_max: int
     template_kwargs: dict[str, Any]
     control_tokens: Sequence[str]
+    pooling: Pooling | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +118,11 @@ Result = Generated | Embedded | Refused
 
 
 class Engine(Protocol):
-    """One loaded base. Not thread-safe: one loop calls it."""
+    """One loaded base. Not thread-safe: one loop calls it. `gather_seconds` is how long it waits
+    for the next line before it starts on those that it has: long for one that begins with a batch
+    and takes nothing in until that has ended, 0 for one that takes lines in at every step."""
+
+    gather_seconds: float
 
     def load(self, base: Base) -> None:
         """Loads the weights; any exception means that this base cannot be served here."""
@@ -134,6 +148,17 @@ class Engine(Protocol):
     def busy(self) -> bool:
         """Whether requests are waiting or running."""
         ...
+
+
+def guarded(line: str, make: Callable[[], Result]) -> Result:
+    """What `make` returns; what goes wrong in it, whatever that is, ends this one line."""
+    try:
+        return make()
+    except GridlineError as refusal:
+        return Refused(id=line, error=refusal)
+    except Exception as error:  # noqa: BLE001 - no line ends another
+        logger.warning("a line failed: %s", type(error).__name__)
+        return Refused(id=line, error=EngineFailed("The engine could not finish this line."))
 
 
 def window_exceeded(*, prompt_tokens: int, window_tokens: int) -> GridlineError:

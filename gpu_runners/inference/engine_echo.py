@@ -40,6 +40,8 @@ TOKENS_PER_MESSAGE = 4
 class EchoEngine:
     """Finishes one request a step, in the order of arrival."""
 
+    gather_seconds = 0.0
+
     def __init__(self) -> None:
         self._waiting: deque[ChatRequest | EmbeddingRequest] = deque()
         self._adapters: dict[str, str] = {}

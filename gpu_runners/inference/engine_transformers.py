@@ -1,88 +1,86 @@
 """transformers and peft as an engine: for machines without vLLM, and to compare vLLM with.
 
-`child.py` makes one when told to. Rows of one adapter are generated together, left-padded
-over one cache; a finished row leaves the batch at once. What it cannot do is refused by name.
+`child.py` makes one when told to. It generates rows of one adapter together (`generation.py`), as
+many as the memory that it may take for them holds when each comes to its limit.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from gpu_runners.inference.adapter_check import check_adapter
+from gpu_runners.inference.answer_form import AnswerForms
+from gpu_runners.inference.answer_text import AnswerText, EntryWriter
+from gpu_runners.inference.drawing import generator
 from gpu_runners.inference.engine import (
+    CACHE_BYTES,
     AdapterUnusable,
     Base,
     ChatRequest,
     Choice,
     Embedded,
     EmbeddingRequest,
-    EngineRefusal,
-    FinishReason,
     Generated,
+    Refused,
     Result,
+    guarded,
 )
-from gpu_runners.inference.prompts import EmbeddingPrompts, TokenWriter, chat_prompt
+from gpu_runners.inference.generation import Asked, Batch, Drawn, Row
+from gpu_runners.inference.pooling import pooled
+from gpu_runners.inference.prompts import EmbeddingPrompts, chat_prompt
 from gpu_runners.rendering.chat_template import ChatTemplate
 
 ROWS_MAX = 32
-PROMPT_TOKENS_MAX = 16_384
-"""In one batch, padding included."""
 ADAPTERS_MAX = 16
-
-
-@dataclass(slots=True)
-class _Row:
-    """One answer in the making; a request for n answers has n rows."""
-
-    request: ChatRequest
-    prompt: list[int]
-    token_limit: int
-    generator: torch.Generator
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-    text: str = ""
-    finish_reason: FinishReason | None = None
 
 
 class TransformersEngine:
     """One base, for chat or for embeddings."""
 
+    gather_seconds = 0.02
+
     def __init__(self) -> None:
         self._base: Base
         self._tokenizer: Any
-        self._template: ChatTemplate
-        self._inputs: EmbeddingPrompts
         self._model: Any
-        self._writer: TokenWriter
+        self._template: ChatTemplate
+        self._entries: EntryWriter
+        self._inputs: EmbeddingPrompts
+        self._forms: AnswerForms
         self._ends: frozenset[int] = frozenset()
+        self._cache_tokens_max = 0
         self._adapters: OrderedDict[str, str] = OrderedDict()
         self._adapters_loaded = 0
-        self._waiting: deque[list[_Row]] = deque()
+        self._waiting: deque[Asked] = deque()
         self._texts: deque[tuple[str, list[list[int]]]] = deque()
-        self._batch: _Batch | None = None
-        self._answers: dict[str, list[_Row]] = {}
+        self._batch: Batch | None = None
+        self._ended: dict[str, list[Row]] = {}
 
     def load(self, base: Base) -> None:
         self._base = base
-        self._tokenizer = AutoTokenizer.from_pretrained(base.directory)
+        tokenizer = self._tokenizer = AutoTokenizer.from_pretrained(base.directory)
         if base.kind == "embedding":
-            self._inputs = EmbeddingPrompts(self._tokenizer, window_tokens=base.window_tokens)
+            self._inputs = EmbeddingPrompts(tokenizer, window_tokens=base.window_tokens)
             self._model = AutoModel.from_pretrained(base.directory, dtype=torch.float32).eval()
             return
         self._template = ChatTemplate(
-            self._tokenizer, control_tokens=base.control_tokens, arguments=base.template_kwargs
+            tokenizer, control_tokens=base.control_tokens, arguments=base.template_kwargs
         )
-        self._writer = TokenWriter(self._tokenizer)
+        self._entries = EntryWriter(tokenizer)
         self._load_base()
         ends = self._model.generation_config.eos_token_id
         self._ends = frozenset([ends] if isinstance(ends, int) else ends or [])
+        vocabulary = self._model.config.get_text_config().vocab_size
+        self._forms = AnswerForms(tokenizer, vocabulary=vocabulary, ends=sorted(self._ends))
+        self._cache_tokens_max = CACHE_BYTES // _cache_bytes_of_a_token(self._model.config)
 
     def add_adapter(self, name: str, directory: Path) -> None:
         if name in self._adapters:
@@ -106,25 +104,24 @@ class TransformersEngine:
         if isinstance(request, EmbeddingRequest):
             self._texts.append((request.id, self._inputs.ids(request.inputs)))
         else:
-            rows = self._rows(request)
-            self._answers[request.id] = rows
-            self._waiting.append(rows)
+            self._waiting.extend(self._asked(request))
 
     def step(self) -> list[Result]:
         with torch.inference_mode():
             if self._texts:
-                return [self._embed(*self._texts.popleft())]
+                line, prompts = self._texts.popleft()
+                return [guarded(line, lambda: self._embedded(line, prompts))]
             if self._batch is None:
                 self._batch = self._next_batch()
-            finished = self._batch.step()
+            ended = self._batch.step()
             if not self._batch.rows:
                 self._batch = None
-        return [self._generated(request_id) for request_id in self._complete(finished)]
+        return list(self._results(ended))
 
     def abort(self) -> None:
         self._waiting.clear()
         self._texts.clear()
-        self._answers.clear()
+        self._ended.clear()
         self._batch = None
 
     @property
@@ -153,46 +150,45 @@ class TransformersEngine:
         elif inner in self._model.peft_config:
             self._model.delete_adapter(inner)
 
-    def _rows(self, request: ChatRequest) -> list[_Row]:
+    def _asked(self, request: ChatRequest) -> list[Asked]:
+        """Raises EngineRefusal."""
         sampling = request.body.sampling
-        if request.body.response_format.kind != "text":
-            raise EngineRefusal(
-                "This server's engine cannot hold answers to a JSON format; 'response_format' "
-                "needs vLLM.",
-                param="response_format",
-                code="unsupported_parameter",
-            )
         window = self._base.window_tokens
         prompt = chat_prompt(self._template, request.body.messages, window_tokens=window)
-        room = window - len(prompt)
-        return [
-            _Row(
-                request=request,
-                prompt=prompt,
-                token_limit=min(sampling.max_tokens, room),
-                generator=_generator(sampling.engine_seed(index)),
-            )
-            for index in range(sampling.n)
-        ]
+        self._forms.check(request.body.response_format)
+        limit = min(sampling.max_tokens, window - len(prompt))
+        # Greedy answers are all alike.
+        choices = 1 if sampling.greedy else sampling.n
+        return [Asked(request, choice, choices, prompt, limit) for choice in range(choices)]
 
-    def _next_batch(self) -> _Batch:
-        """The waiting rows that share the first one's adapter, as many as fit."""
-        adapter = self._waiting[0][0].request.adapter
-        rows: list[_Row] = []
-        left: deque[list[_Row]] = deque()
+    def _row(self, asked: Asked) -> Row:
+        sampling, form = asked.request.body.sampling, asked.request.body.response_format
+        return Row(
+            asked=asked,
+            source=generator(sampling, asked.choice),
+            writing=AnswerText(self._tokenizer, asked.prompt),
+            matcher=self._forms.matcher(form),
+            drawn=None if sampling.logprobs is None else Drawn(sampling.logprobs),
+        )
+
+    def _next_batch(self) -> Batch:
+        """The waiting rows that share the first one's adapter, as many as the cache has room for
+        when all of them come to their limits."""
+        adapter = self._waiting[0].request.adapter
+        chosen: list[Asked] = []
+        left: deque[Asked] = deque()
         longest = 0
-        for group in self._waiting:
-            length = max(longest, len(group[0].prompt))
-            count = len(rows) + len(group)
-            fits = count <= ROWS_MAX and count * length <= PROMPT_TOKENS_MAX
-            if group[0].request.adapter == adapter and (fits or not rows):
-                rows += group
-                longest = length
+        for asked in self._waiting:
+            reserved, count = max(longest, asked.reserved_tokens), len(chosen) + 1
+            fits = count <= ROWS_MAX and count * reserved <= self._cache_tokens_max
+            if asked.request.adapter == adapter and (fits or not chosen):
+                chosen.append(asked)
+                longest = reserved
             else:
-                left.append(group)
+                left.append(asked)
         self._waiting = left
         self._choose(adapter)
-        return _Batch(self._model, self._tokenizer, self._writer, self._ends, rows)
+        return Batch(self._model, self._ends, [self._row(asked) for asked in chosen])
 
     def _choose(self, adapter: str | None) -> None:
         if not isinstance(self._model, PeftModel):
@@ -203,150 +199,54 @@ class TransformersEngine:
             self._model.base_model.enable_adapter_layers()
             self._model.set_adapter(self._adapters[adapter])
 
-    def _complete(self, finished: list[_Row]) -> list[str]:
-        """Requests all of whose rows have ended."""
-        ids = {row.request.id for row in finished}
-        return [i for i in ids if all(row.finish_reason for row in self._answers[i])]
+    def _results(self, ended: Sequence[Row]) -> list[Result]:
+        """Of the lines whose last row has ended, or of which one has failed."""
+        failures = {row.line: row.failure for row in ended if row.failure is not None}
+        for line in failures:
+            self._waiting = deque(each for each in self._waiting if each.request.id != line)
+            self._ended.pop(line, None)
+        whole = [row.line for row in ended if row.failure is None and self._is_last(row)]
+        return [
+            *(Refused(id=line, error=failure) for line, failure in failures.items()),
+            *(guarded(line, partial(self._generated, line)) for line in whole),
+        ]
 
-    def _generated(self, request_id: str) -> Generated:
-        rows = self._answers.pop(request_id)
-        asked = rows[0].request.body.sampling.logprobs is not None
+    def _is_last(self, row: Row) -> bool:
+        rows = self._ended.setdefault(row.line, [])
+        rows.append(row)
+        return len(rows) == row.asked.of
+
+    def _generated(self, line: str) -> Generated:
+        """Raises GridlineError for an answer that is none."""
+        rows = sorted(self._ended.pop(line), key=lambda each: each.asked.choice)
+        asked = rows[0].asked
+        copies = asked.request.body.sampling.n // len(rows)
         return Generated(
-            id=request_id,
-            choices=[
-                Choice(row.text, row.finish_reason or "stop", row.logprobs if asked else None)
-                for row in rows
-            ],
-            input_tokens=len(rows[0].prompt),
-            output_tokens=sum(len(row.tokens) for row in rows),
+            id=line,
+            choices=[self._choice(each) for each in rows] * copies,
+            input_tokens=len(asked.prompt),
+            output_tokens=copies * sum(len(each.tokens) for each in rows),
         )
 
-    def _embed(self, request_id: str, prompts: list[list[int]]) -> Embedded:
-        vectors = []
-        for start in range(0, len(prompts), ROWS_MAX):
-            vectors += self._mean_pooled(prompts[start : start + ROWS_MAX])
-        return Embedded(id=request_id, vectors=vectors, input_tokens=sum(map(len, prompts)))
+    def _choice(self, row: Row) -> Choice:
+        assert row.finish_reason is not None
+        if row.finish_reason == "stop":
+            self._forms.check_answer(row.asked.request.body, row.text)
+        entries = None
+        if row.drawn is not None:
+            positions = row.drawn.positions()
+            entries = self._entries.entries(positions, prompt=row.asked.prompt, text=row.text)
+        return Choice(row.text, row.finish_reason, entries)
 
-    def _mean_pooled(self, prompts: list[list[int]]) -> list[list[float]]:
-        width = max(map(len, prompts))
-        ids = torch.zeros(len(prompts), width, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt)] = torch.tensor(prompt)
-            mask[row, : len(prompt)] = 1
-        hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
-        weights = mask.unsqueeze(-1).to(hidden.dtype)
-        mean = (hidden * weights).sum(1) / weights.sum(1)
-        vectors: list[list[float]] = torch.nn.functional.normalize(mean).tolist()
-        return vectors
+    def _embedded(self, line: str, prompts: list[list[int]]) -> Embedded:
+        assert self._base.pooling is not None
+        vectors = pooled(self._model, prompts, self._base.pooling)
+        return Embedded(id=line, vectors=vectors, input_tokens=sum(map(len, prompts)))
 
 
-class _Batch:
-    """Rows that generate together: one forward pass a step, the prompts' pass first."""
-
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        writer: TokenWriter,
-        ends: frozenset[int],
-        rows: list[_Row],
-    ) -> None:
-        self._model = model
-        self._tokenizer = tokenizer
-        self._writer = writer
-        self._ends = ends
-        self.rows = rows
-        self._cache = DynamicCache(config=model.config)
-        width = max(len(row.prompt) for row in rows)
-        self._ids = torch.zeros(len(rows), width, dtype=torch.long, device=model.device)
-        self._mask = torch.zeros_like(self._ids)
-        for index, row in enumerate(rows):
-            self._ids[index, width - len(row.prompt) :] = torch.tensor(row.prompt)
-            self._mask[index, width - len(row.prompt) :] = 1
-
-    def step(self) -> list[_Row]:
-        """One token more for every row; returns the rows that ended with it."""
-        positions = (self._mask.cumsum(-1) - 1).clamp_min(0)[:, -self._ids.shape[1] :]
-        output = self._model(
-            input_ids=self._ids,
-            attention_mask=self._mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits = output.logits[:, -1].float().cpu()
-        for row, row_logits in zip(self.rows, logits, strict=True):
-            self._extend(row, row_logits)
-        return self._drop_finished()
-
-    def _drop_finished(self) -> list[_Row]:
-        finished = [row for row in self.rows if row.finish_reason]
-        kept = [index for index, row in enumerate(self.rows) if not row.finish_reason]
-        self.rows = [self.rows[index] for index in kept]
-        if self.rows:
-            if finished:
-                chosen = torch.tensor(kept, device=self._mask.device)
-                self._cache.batch_select_indices(chosen)
-                self._mask = self._mask[chosen]
-            last = [[row.tokens[-1]] for row in self.rows]
-            self._ids = torch.tensor(last, device=self._mask.device)
-            self._mask = torch.cat([self._mask, torch.ones_like(self._ids)], dim=1)
-        return finished
-
-    def _extend(self, row: _Row, logits: torch.Tensor) -> None:
-        token = _draw(row, logits)
-        row.tokens.append(token)
-        if row.request.body.sampling.logprobs is not None:
-            row.logprobs.append(self._logprob_entry(row, logits, token))
-        ended = token in self._ends
-        if ended or row.request.body.sampling.stop or len(row.tokens) >= row.token_limit:
-            self._finish(row, ended=ended)
-
-    def _finish(self, row: _Row, *, ended: bool) -> None:
-        """Sets text and reason when the row has come to an end: its last token, a stop text, or
-        the limit."""
-        text = self._tokenizer.decode(row.tokens, skip_special_tokens=True)
-        cuts = [at for stop in row.request.body.sampling.stop if (at := text.find(stop)) >= 0]
-        if cuts:
-            row.text, row.finish_reason = text[: min(cuts)], "stop"
-        elif ended:
-            row.text, row.finish_reason = text, "stop"
-        elif len(row.tokens) >= row.token_limit:
-            row.text, row.finish_reason = text, "length"
-
-    def _logprob_entry(self, row: _Row, logits: torch.Tensor, token: int) -> dict[str, Any]:
-        logprobs = torch.log_softmax(logits, dim=-1)
-        best = torch.topk(logprobs, row.request.body.sampling.logprobs or 0)
-        alternatives = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return {
-            **self._writer.entry(token, logprobs[token].item()),
-            "top_logprobs": [self._writer.entry(other, value) for other, value in alternatives],
-        }
-
-
-def _generator(seed: int | None) -> torch.Generator:
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    return generator
-
-
-def _draw(row: _Row, logits: torch.Tensor) -> int:
-    """The next token, by the row's penalties, temperature and top_p."""
-    sampling = row.request.body.sampling
-    if row.tokens and (sampling.frequency_penalty or sampling.presence_penalty):
-        seen, counts = torch.tensor(row.tokens).unique(return_counts=True)
-        logits = logits.clone()
-        logits[seen] -= sampling.frequency_penalty * counts + sampling.presence_penalty
-    if sampling.greedy:
-        return int(logits.argmax())
-    probabilities = torch.softmax(logits / sampling.temperature, dim=-1)
-    if sampling.top_p < 1:
-        ordered, order = probabilities.sort(descending=True)
-        beyond = ordered.cumsum(0) - ordered > sampling.top_p
-        probabilities[order[beyond]] = 0
-    return int(torch.multinomial(probabilities, 1, generator=row.generator))
+def _cache_bytes_of_a_token(config: Any) -> int:
+    """What the keys and values of one token take in bf16, in all layers."""
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(text.num_hidden_layers * 2 * heads * width * 2)

@@ -8,22 +8,26 @@ vLLM's own, a base-model row beside adapter rows gets the last slot's answer.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 from vllm import EngineArgs, LLMEngine, PoolingParams, RequestOutput, SamplingParams
+from vllm.config import PoolerConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
-from vllm.outputs import PoolingRequestOutput
+from vllm.outputs import CompletionOutput, PoolingRequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from domain.inputs.requests.chat_body import ChatBody
-from domain.inputs.requests.sampling import Sampling
 from gpu_runners.inference import grouped_lora
 from gpu_runners.inference.adapter_check import check_adapter
+from gpu_runners.inference.answer_form import AnswerForms, decoder_schema
+from gpu_runners.inference.answer_text import EntryWriter, Position
 from gpu_runners.inference.engine import (
+    CACHE_BYTES,
     AdapterUnusable,
     Base,
     ChatRequest,
@@ -31,33 +35,34 @@ from gpu_runners.inference.engine import (
     Embedded,
     EmbeddingRequest,
     EngineFailed,
-    EngineRefusal,
     Generated,
-    Refused,
     Result,
+    guarded,
 )
-from gpu_runners.inference.prompts import EmbeddingPrompts, TokenWriter, chat_prompt
+from gpu_runners.inference.prompts import EmbeddingPrompts, chat_prompt
 from gpu_runners.rendering.chat_template import ChatTemplate
 
 ADAPTER_SLOTS = 9
 """Eight for a batch, and the spare one."""
 ADAPTERS_KEPT = 32
-KV_CACHE_BYTES = 1 << 30
 CHAT_SEQUENCES_MAX = 256
 
 
 class VllmEngine:
     """One base, for chat or for embeddings."""
 
+    gather_seconds = 0.0
+
     def __init__(self) -> None:
         self._engine: LLMEngine
         self._template: ChatTemplate
         self._inputs: EmbeddingPrompts
-        self._writer: TokenWriter
+        self._entries: EntryWriter
+        self._forms: AnswerForms
         self._base: Base
         self._adapters: dict[str, LoRARequest] = {}
         self._embedding: dict[str, _EmbeddingLine] = {}
-        self._running: dict[str, Sampling] = {}
+        self._running: dict[str, ChatBody] = {}
 
     def load(self, base: Base) -> None:
         if not torch.cuda.is_available():
@@ -70,8 +75,10 @@ class VllmEngine:
             self._template = ChatTemplate(
                 tokenizer, control_tokens=base.control_tokens, arguments=base.template_kwargs
             )
-            self._writer = TokenWriter(tokenizer)
+            self._entries = EntryWriter(tokenizer)
         self._engine = LLMEngine.from_engine_args(EngineArgs(**_engine_arguments(base)))
+        vocabulary = self._engine.model_config.get_vocab_size()
+        self._forms = AnswerForms(tokenizer, vocabulary=vocabulary, ends=[tokenizer.eos_token_id])
 
     def add_adapter(self, name: str, directory: Path) -> None:
         if name in self._adapters:
@@ -98,7 +105,8 @@ class VllmEngine:
             if isinstance(output, PoolingRequestOutput):
                 results += self._embedded(output)
             elif output.finished:
-                results.append(self._generated(output))
+                body = self._running.pop(output.request_id)
+                results.append(guarded(output.request_id, partial(self._generated, output, body)))
         return results
 
     def abort(self) -> None:
@@ -116,6 +124,7 @@ class VllmEngine:
     def _submit_chat(self, request: ChatRequest) -> None:
         window = self._base.window_tokens
         prompt = chat_prompt(self._template, request.body.messages, window_tokens=window)
+        self._forms.check(request.body.response_format)
         parameters = _sampling_params(request.body, room=window - len(prompt))
         adapter = None if request.adapter is None else self._adapters[request.adapter]
         try:
@@ -123,21 +132,21 @@ class VllmEngine:
                 request.id, {"prompt_token_ids": prompt}, parameters, lora_request=adapter
             )
         except (VLLMValidationError, ValueError) as error:
-            if request.body.response_format.schema is None:
-                raise EngineFailed("The engine could not take this request.") from error
-            raise EngineRefusal(
-                "The JSON schema in 'response_format' cannot be followed.", param="response_format"
-            ) from error
-        self._running[request.id] = request.body.sampling
+            raise EngineFailed("The engine could not take this request.") from error
+        self._running[request.id] = request.body
 
     def _submit_embedding(self, request: EmbeddingRequest) -> None:
         prompts = self._inputs.ids(request.inputs)
         parts = [f"{request.id}/{index}" for index in range(len(prompts))]
+        try:
+            for part, prompt in zip(parts, prompts, strict=True):
+                self._engine.add_request(
+                    part, {"prompt_token_ids": prompt}, PoolingParams(task="embed")
+                )
+        except (VLLMValidationError, ValueError) as error:
+            self._engine.abort_request(parts)
+            raise EngineFailed("The engine could not take this request.") from error
         self._embedding[request.id] = _EmbeddingLine(parts, sum(map(len, prompts)))
-        for part, prompt in zip(parts, prompts, strict=True):
-            self._engine.add_request(
-                part, {"prompt_token_ids": prompt}, PoolingParams(task="embed")
-            )
 
     def _embedded(self, output: PoolingRequestOutput) -> list[Result]:
         line_id = output.request_id.rpartition("/")[0]
@@ -149,42 +158,38 @@ class VllmEngine:
         vectors = [line.vectors[part] for part in line.parts]
         return [Embedded(id=line_id, vectors=vectors, input_tokens=line.input_tokens)]
 
-    def _generated(self, output: RequestOutput) -> Result:
-        sampling = self._running.pop(output.request_id)
-        choices = []
-        for completion in sorted(output.outputs, key=lambda each: each.index):
-            if completion.finish_reason not in ("stop", "length"):
-                error = EngineFailed("The engine ended this request without an answer.")
-                return Refused(id=output.request_id, error=error)
-            choices.append(
-                Choice(
-                    text=completion.text,
-                    finish_reason=completion.finish_reason,
-                    logprobs=self._entries(completion, sampling.logprobs or 0),
-                )
-            )
-        copies = sampling.n // len(choices)
+    def _generated(self, output: RequestOutput, body: ChatBody) -> Generated:
+        prompt = output.prompt_token_ids or []
+        completions = sorted(output.outputs, key=lambda each: each.index)
+        copies = body.sampling.n // len(completions)
         return Generated(
             id=output.request_id,
-            choices=choices * copies,
-            input_tokens=len(output.prompt_token_ids or []),
-            output_tokens=copies * sum(len(each.token_ids) for each in output.outputs),
+            choices=[self._choice(each, body, prompt) for each in completions] * copies,
+            input_tokens=len(prompt),
+            output_tokens=copies * sum(len(each.token_ids) for each in completions),
         )
 
-    def _entries(self, completion: Any, alternatives: int) -> list[dict[str, Any]] | None:
-        if completion.logprobs is None:
-            return None
-        entry = self._writer.entry
-        entries = []
-        for token_id, position in zip(completion.token_ids, completion.logprobs, strict=True):
-            best = sorted(position.items(), key=lambda item: -item[1].logprob)[:alternatives]
-            entries.append(
-                {
-                    **entry(token_id, position[token_id].logprob),
-                    "top_logprobs": [entry(other, value.logprob) for other, value in best],
-                }
-            )
-        return entries
+    def _choice(self, completion: CompletionOutput, body: ChatBody, prompt: list[int]) -> Choice:
+        """Raises GridlineError for an answer that is none."""
+        text, reason = completion.text, completion.finish_reason
+        if reason == "stop":
+            self._forms.check_answer(body, text)
+        elif reason != "length":
+            raise EngineFailed("The engine ended this request without an answer.")
+        entries = None
+        if body.sampling.logprobs is not None:
+            positions = _positions(completion, body.sampling.logprobs)
+            entries = self._entries.entries(positions, prompt=prompt, text=text)
+        return Choice(text=text, finish_reason=reason, logprobs=entries)
+
+
+def _positions(completion: CompletionOutput, alternatives: int) -> list[Position]:
+    positions = []
+    for token, found in zip(completion.token_ids, completion.logprobs or (), strict=True):
+        best = sorted(found.items(), key=lambda item: -item[1].logprob)[:alternatives]
+        likeliest = [(other, value.logprob) for other, value in best]
+        positions.append(Position(token, found[token].logprob, likeliest))
+    return positions
 
 
 class _EmbeddingLine:
@@ -206,13 +211,14 @@ def _engine_arguments(base: Base) -> dict[str, Any]:
         "seed": 0,
     }
     if not torch.cuda.is_available():
-        arguments["kv_cache_memory_bytes"] = KV_CACHE_BYTES
+        arguments["kv_cache_memory_bytes"] = CACHE_BYTES
     if base.kind == "embedding":
-        return {**arguments, "runner": "pooling", "dtype": "float32"}
+        pooler = PoolerConfig(seq_pooling_type=(base.pooling or "").upper())
+        return {**arguments, "runner": "pooling", "dtype": "float32", "pooler_config": pooler}
     arguments |= {
         "dtype": "bfloat16",
         "max_num_seqs": CHAT_SEQUENCES_MAX,
-        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+        "structured_outputs_config": {"backend": "guidance"},
     }
     if base.rank_max > 0:
         arguments |= {
@@ -227,10 +233,8 @@ def _engine_arguments(base: Base) -> dict[str, Any]:
 def _sampling_params(body: ChatBody, *, room: int) -> SamplingParams:
     sampling, wanted = body.sampling, body.response_format
     structured = None
-    if wanted.kind == "json_object":
-        structured = StructuredOutputsParams(json_object=True)
-    elif wanted.schema is not None:
-        structured = StructuredOutputsParams(json=wanted.schema)
+    if wanted.kind != "text":
+        structured = StructuredOutputsParams(json=decoder_schema(wanted))
     return SamplingParams(
         # Greedy answers are all alike, and vLLM refuses to make more than one.
         n=1 if sampling.greedy else sampling.n,

@@ -1,4 +1,4 @@
-"""The prompts of request lines as token ids, and tokens as text: the same for every engine.
+"""The prompts of request lines as token ids, the same for every engine.
 
 The engines call it. Conversations go through `rendering/chat_template.py`, as in training; texts to
 embed through the same encoder, between the tokenizer's own first and last tokens. It must never cut
@@ -7,7 +7,6 @@ an input.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +14,6 @@ from domain.inputs.requests.embeddings_body import Inputs
 from gpu_runners.inference.engine import EngineRefusal, input_too_long, window_exceeded
 from gpu_runners.rendering.chat_template import ChatTemplate, RolesRefused
 from gpu_runners.rendering.text_encoding import TextEncoder
-
-LOGPROB_MIN = -9999.0
-"""OpenAI's number for a token that could not be drawn; JSON has no -Infinity."""
 
 
 def chat_prompt(
@@ -81,42 +77,3 @@ class EmbeddingPrompts:
 
 
 _SAMPLE = "a"
-
-
-class TokenWriter:
-    """Writes tokens as OpenAI's log-probability entries do: text and bytes."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        backend = json.loads(tokenizer.backend_tokenizer.to_str())
-        decoder = backend.get("decoder") or {}
-        self._byte_level = decoder.get("type") == "ByteLevel"
-
-    def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        """One token: its text, natural-log probability and UTF-8 bytes (part of a character is
-        bytes that are no text by themselves)."""
-        text = self._tokenizer.decode([token_id])
-        return {
-            "token": text,
-            "logprob": max(logprob, LOGPROB_MIN),
-            "bytes": list(self._bytes(token_id, text)),
-        }
-
-    def _bytes(self, token_id: int, text: str) -> bytes:
-        if self._byte_level:
-            piece = self._tokenizer.convert_ids_to_tokens(token_id)
-            if all(letter in _BYTE_OF_LETTER for letter in piece):
-                return bytes(_BYTE_OF_LETTER[letter] for letter in piece)
-        return text.encode()
-
-
-def _byte_letters() -> dict[str, int]:
-    """Byte-level tokenizers write the printable Latin-1 bytes as themselves and the others as the
-    letters from U+0100 on."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    letters = {chr(byte): byte for byte in plain}
-    return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}
-
-
-_BYTE_OF_LETTER = _byte_letters()

@@ -37,6 +37,7 @@ VLLM_ENVIRONMENT = (
     "VLLM_CPU_KVCACHE_SPACE=1",
     "VLLM_LOGGING_LEVEL=CRITICAL",
     "VLLM_NO_USAGE_STATS=1",
+    "LLGUIDANCE_LOG_LEVEL=0",
     "HF_HUB_OFFLINE=1",
 )
 
@@ -107,6 +108,7 @@ class EngineSlot:
             "window_tokens": record.context_window_tokens,
             "rank_max": tuning.lora_rank_max if tuning and tuning.servable else 0,
             "template_kwargs": record.template_arguments,
+            "pooling": record.pooling,
             "control_tokens": tuning.control_tokens if tuning else (),
         }
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 from adapters.event_log.event_store import decode
@@ -22,15 +21,11 @@ from domain.commands.work import (
     RecordReport,
     StartWork,
     assign_work,
-    claimed_objects,
     record_report,
     start_work,
 )
 from domain.inputs.batch_file import ChunkPlan
 from domain.messages import (
-    CHUNK_ERRORS,
-    CHUNK_OUTPUT,
-    AttemptFailed,
     ChunkFinished,
     ModelUsage,
     ObjectRef,
@@ -106,37 +101,22 @@ def succeed_training(served: Served, job_id: str) -> None:
     )
 
 
-def plan_batch(
-    served: Served, batch_id: str, *, requests: int, first_lines: Mapping[str, int] | None = None
-) -> None:
-    """Validation found nothing wrong; `first_lines` are those of the `ft:` models."""
-    chunk = ChunkPlan(start_byte=0, end_byte=1, first_line=1, requests=requests, sha256="0" * 64)
+def run_batch(served: Served, batch_id: str, *, requests: int) -> None:
+    """The batch is validated and runs: one of its requests has failed, the others are done."""
     served.run(
         record_batch_plan,
         RecordBatchPlan(
             batch_id=batch_id,
-            chunks=(chunk,),
-            first_lines=first_lines or {},
+            chunks=(
+                ChunkPlan(
+                    start_byte=0, end_byte=1, first_line=1, requests=requests, sha256="0" * 64
+                ),
+            ),
+            first_lines={},
             quote=batch_quote(requests=requests, maximum_nano_usd=20_000_000),
         ),
     )
-
-
-@contextmanager
-def store_away(served: Served) -> Iterator[None]:
-    """The object store does not answer, as a disk that is not mounted."""
-    directory = served.api.objects_directory
-    elsewhere = directory.rename(directory.with_name("unmounted"))
-    try:
-        yield
-    finally:
-        elsewhere.rename(directory)
-
-
-def run_batch(served: Served, batch_id: str, *, requests: int) -> None:
-    """The batch is validated and runs: one of its requests has failed, the others are done."""
-    plan_batch(served, batch_id, requests=requests)
-    start(served, batch_id)
+    served.run(start_work, StartWork(batch_id))
     attempt = served.run(assign_work, AssignWork(work_id=batch_id, chunk=0, runner_id="runner_1"))
     _report(
         served,
@@ -146,14 +126,8 @@ def run_batch(served: Served, batch_id: str, *, requests: int) -> None:
             completed=requests - 1,
             failed=1,
             usage=(ModelUsage(model=BASE, input_tokens=30, output_tokens=10),),
-            output=_chunk_file(batch_id, CHUNK_OUTPUT) if requests > 1 else None,
-            errors=_chunk_file(batch_id, CHUNK_ERRORS),
         ),
     )
-
-
-def _chunk_file(batch_id: str, name: str) -> ObjectRef:
-    return ObjectRef(key=f"chunks/{batch_id}/0/1/{name}", bytes=1, sha256="0" * 64)
 
 
 def finish(served: Served, batch_id: str, *, output: bytes, errors: bytes) -> None:
@@ -174,8 +148,7 @@ def _result(served: Served, key: str, data: bytes) -> ResultFile:
 
 def _report(served: Served, attempt: Attempt, seq: int, body: ReportBody) -> None:
     report = Report(attempt=messages.Attempt.of(attempt), seq=seq, at=datetime.now(UTC), body=body)
-    stored = served.run(claimed_objects, report)
-    served.run(record_report, RecordReport(report, stored))
+    served.run(record_report, RecordReport(report))
 
 
 def follow(served: Served) -> None:
@@ -184,16 +157,3 @@ def follow(served: Served) -> None:
     runner = Follower(lambda: connect(url, name="test"), decode, FOLLOWING)
     runner.catch_up()
     runner.close()
-
-
-def start(served: Served, work_id: str) -> None:
-    """The scheduler's turn for a job or batch: it runs, waits or fails."""
-    served.run(start_work, StartWork(work_id))
-
-
-def fail_training(served: Served, job_id: str, *, code: str, message: str) -> None:
-    """The job's attempt trains some tokens and then ends without a result."""
-    start(served, job_id)
-    attempt = served.run(assign_work, AssignWork(work_id=job_id, chunk=0, runner_id="runner_1"))
-    _report(served, attempt, 1, Started())
-    _report(served, attempt, 2, AttemptFailed(code=code, message=message, trained_tokens=100))

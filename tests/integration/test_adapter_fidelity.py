@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 
 from adapters.settings import Settings
 from domain.messages import AdapterRef, ObjectRef
-from gpu_runners.inference.prompts import TokenWriter
+from gpu_runners.inference.answer_text import EntryWriter
 from gpu_runners.parent.adapter_cache import FILES
 from gpu_runners.parent.slots import THREADS_ENVIRONMENT
 from gpu_runners.weights.store import Weights
@@ -283,8 +283,8 @@ def with_other_rank(adapter: Path, into: Path) -> Path:
 def token_ids(base: Path) -> dict[bytes, int]:
     """Tokens by their bytes, as log-probability entries write them."""
     tokenizer = AutoTokenizer.from_pretrained(base)
-    writer = TokenWriter(tokenizer)
-    return {bytes(writer.entry(each, 0.0)["bytes"]): each for each in range(len(tokenizer))}
+    writer = EntryWriter(tokenizer)
+    return {bytes(writer.token(each, 0.0)["bytes"]): each for each in range(len(tokenizer))}
 
 
 def agreeing(places: Sequence[int], *answers: Mapping[int, str]) -> int:

@@ -40,12 +40,15 @@ from domain.inputs.requests.schema_values import (
     is_of_type,
     listed_values,
     number_keywords,
+    steps,
     string_keywords,
 )
 from domain.limits import (
     PATTERN_COST_MAX,
     SCHEMA_BYTES_MAX,
+    SCHEMA_ITEMS_MAX,
     SCHEMA_KINDS_MAX,
+    SCHEMA_MULTIPLES_MAX,
     SCHEMA_NODES_MAX,
     SCHEMA_ONE_OF_MAX,
     SCHEMA_OPTIONAL_MAX,
@@ -196,6 +199,7 @@ class _Walk:
                 return self._one_of_few(written, "kinds of strings", place)
             case "integer" | "number":
                 written = number_keywords(schema, place, whole=type_name == "integer")
+                self._spend("steps of multipleOf", steps(written), SCHEMA_MULTIPLES_MAX, place)
                 return self._one_of_few(written, "kinds of numbers", place)
             case "array":
                 return self._array(schema, place)
@@ -214,6 +218,7 @@ class _Walk:
     def _array(self, schema: Schema, place: str) -> Schema:
         least, most = count(schema, "minItems", place), count(schema, "maxItems", place)
         check_range(least, most, "minItems", place)
+        self._spend("items counted", max(least or 0, most or 0), SCHEMA_ITEMS_MAX, place)
         prefix = schema.get("prefixItems", [])
         if not isinstance(prefix, list):
             raise Unfollowable(place, "has prefixItems that are no list of schemas")

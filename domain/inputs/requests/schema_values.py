@@ -125,6 +125,14 @@ def number_keywords(schema: Schema, place: str, *, whole: bool) -> Schema:
     return {keyword: _number(value) for keyword, value in bounds.items()}
 
 
+def steps(written: Schema) -> int:
+    """How far a decoder counts for its multipleOf: the digits, without the point."""
+    step = Decimal(str(written.get("multipleOf", 0)))
+    while step % 1:
+        step *= 10
+    return int(step)
+
+
 def _bound(value: object, keyword: str, place: str) -> Decimal:
     if type(value) not in (int, float):
         raise Unfollowable(place, f"has a {keyword} that is no number")

@@ -243,6 +243,9 @@ def test_recursion_with_an_end_is_followed() -> None:
         ({"anyOf": [{"maximum": n} for n in range(51)]}, "50 kinds of numbers"),
         ({"anyOf": [{"pattern": "[a-z]{0,6000}"}] * 2}, "10,000 characters of patterns"),
         ({"oneOf": [{"const": n} for n in range(101)]}, "more than 100 schemas"),
+        ({"anyOf": [{"maxItems": 90_000}] * 12}, "1,000,000 items counted"),
+        ({"anyOf": [{"multipleOf": 6_000}, {"multipleOf": 0.6001}]}, "10,000 steps of multipleOf"),
+        ({"multipleOf": 10**12}, "10,000 steps of multipleOf"),
     ],
 )
 def test_a_schema_has_bounds(schema: dict[str, Any], bound: str) -> None:
