@@ -60,7 +60,6 @@ async def _serve(settings: Settings, well: dict[str, bool]) -> None:
             objects=objects,
             clock=clock_of(settings),
             weights=weights,
-            weights_root=Path(settings.weights_dir),
             bases=bases,
             broker_answers=lambda: answers(settings.kafka_bootstrap),
         ) as runner:

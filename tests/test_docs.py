@@ -66,6 +66,22 @@ def test_the_limits_page_names_exactly_the_limits() -> None:
     assert sorted(first_cells(page("limits.md"))) == sorted(names)
 
 
+def metrics_of(source: Source) -> Iterator[tuple[str, str]]:
+    """Name and help of each Prometheus metric that a module makes."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            if len(texts) > 1 and str(texts[0]).startswith("gridline_"):
+                yield str(texts[0]), str(texts[1])
+
+
+def test_the_metrics_page_says_of_each_metric_what_the_code_says() -> None:
+    made = {each for source in sources() if source.is_product for each in metrics_of(source)}
+    rows = [row.split("|") for row in page("metrics.md").splitlines() if row.startswith("| `")]
+
+    assert {(row[1].strip(" `"), row[3].strip()) for row in rows} == made
+
+
 def test_the_api_page_lists_exactly_the_routes() -> None:
     routes = {
         f"{method} {route.path.replace(':path', '').removeprefix(BASE_PATH)}"

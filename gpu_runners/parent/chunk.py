@@ -22,6 +22,7 @@ import structlog
 from domain.limits import MIB
 from domain.messages import AdapterRef, AttemptFailed, BatchChunkTask, ChunkFinished, ObjectRef
 from domain.ports import ObjectMissing
+from gpu_runners.parent import measures
 from gpu_runners.parent.adapter_cache import DigestMismatch
 from gpu_runners.parent.attempts import RunningAttempt, with_store_retries
 from gpu_runners.parent.child import Child, ChildGone
@@ -114,6 +115,7 @@ class _ChunkRun:
                     await self._run_once(slot, in_flight_max=window)
                 except ChildGone as gone:
                     logger.warning("engine child died", killed=gone.killed)
+                    measures.ENGINE_DEATHS.labels(base=self._task.base).inc()
                     await slot.stop()
                     await self._count_deaths()
                 else:

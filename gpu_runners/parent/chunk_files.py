@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from domain.messages import ChunkProgress, ModelUsage
+from gpu_runners.parent import measures
 from gpu_runners.parent.attempts import RunningAttempt
 from gpu_runners.parent.chunk_input import RequestLine
 from gpu_runners.parent.results import Frame, chat_frame, embeddings_frame, error_line
@@ -59,6 +60,9 @@ class ChunkFiles:
         self.completed += 1
         self._input_tokens[line.model] += message["input_tokens"]
         self._output_tokens[line.model] += message.get("output_tokens", 0)
+        measures.LINES.labels(end="answered").inc()
+        measures.TOKENS.labels(kind="input").inc(message["input_tokens"])
+        measures.TOKENS.labels(kind="output").inc(message.get("output_tokens", 0))
         self._tell()
 
     async def error(self, line: RequestLine, refusal: dict[str, Any]) -> None:
@@ -74,6 +78,7 @@ class ChunkFiles:
         )
         await _write(self._errors, text)
         self.failed += 1
+        measures.LINES.labels(end="refused").inc()
         self._tell()
 
     def usage(self) -> tuple[ModelUsage, ...]:

@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 import structlog
 from pydantic import ValidationError
@@ -27,7 +23,6 @@ from domain.messages import (
     WORK_MESSAGE,
     Assign,
     Attempt,
-    AttemptFailed,
     Cancel,
     Heartbeat,
     Report,
@@ -35,62 +30,20 @@ from domain.messages import (
     TaskKind,
 )
 from domain.ports import Clock, Consumer, Objects, Producer, Record
+from gpu_runners.parent import measures
 from gpu_runners.parent.adapter_cache import AdapterCache
-from gpu_runners.parent.attempts import FinalBody, RunningAttempt, Tools
-from gpu_runners.parent.chunk import run_chunk
+from gpu_runners.parent.attempts import Tools
 from gpu_runners.parent.contact import BrokerAnswers, Contact, RunnerBroken
 from gpu_runners.parent.slots import EngineSlot, EngineSlots
-from gpu_runners.parent.training_run import run_training
 from gpu_runners.parent.work_directory import WorkDirectory
+from gpu_runners.parent.works import Works
 from gpu_runners.weights.store import Weights
 
-REMEMBERED_MAX = 1_000
-"""Ended, revoked and early-cancelled attempts that a runner remembers, each."""
-SEND_TRIES = 8
-SEND_WAIT_SECONDS = 0.25
-SEND_WAIT_SECONDS_MAX = 5.0
-SEND_SECONDS_MAX = 20.0
 POLL_SECONDS = 1.0
 STOPPING_SECONDS_MAX = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRun:
-    """How a kind of task is run, and the code of an attempt that breaks the runner's own code."""
-
-    run: Callable[[RunningAttempt, Any], Awaitable[FinalBody]]
-    failure_code: str
-
-
-TASK_RUNS: dict[TaskKind, TaskRun] = {
-    "batch_chunk": TaskRun(run=run_chunk, failure_code="engine_failed"),
-    "train": TaskRun(run=run_training, failure_code="platform_interrupted"),
-}
-
-T = TypeVar("T")
-
 logger = structlog.stdlib.get_logger(__name__)
-
-
-class _Remembered(Generic[T]):
-    """The newest attempts of a kind, with what is kept of each."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[Attempt, T] = OrderedDict()
-
-    def add(self, attempt: Attempt, value: T) -> None:
-        self._kept[attempt] = value
-        if len(self._kept) > REMEMBERED_MAX:
-            self._kept.popitem(last=False)
-
-    def drop(self, attempt: Attempt) -> None:
-        self._kept.pop(attempt, None)
-
-    def get(self, attempt: Attempt) -> T | None:
-        return self._kept.get(attempt)
-
-    def __contains__(self, attempt: Attempt) -> bool:
-        return attempt in self._kept
 
 
 class Runner:
@@ -106,7 +59,6 @@ class Runner:
         objects: Objects,
         clock: Clock,
         weights: Weights,
-        weights_root: Path,
         bases: tuple[str, ...],
         broker_answers: BrokerAnswers,
     ) -> None:
@@ -117,31 +69,26 @@ class Runner:
         self._clock = clock
         self._bases = bases
         self._directory = WorkDirectory()
-        work_dir = self._directory.path
-        slots = [
-            EngineSlot(settings, weights, work_dir) for _ in range(settings.runner_slots_batch)
-        ]
-        self.engines = EngineSlots(slots)
-        self._tools = Tools(
-            settings=settings,
-            objects=objects,
-            clock=clock,
-            engines=self.engines,
-            adapters=AdapterCache(work_dir / "adapters", objects),
-            weights_root=weights_root,
-            work_dir=work_dir,
+        self.engines = EngineSlots(
+            [
+                EngineSlot(settings, weights, self._directory.path)
+                for _ in range(settings.runner_slots_batch)
+            ]
         )
         self._slots: dict[TaskKind, int] = {
             "batch_chunk": settings.runner_slots_batch,
             "train": settings.runner_slots_train,
         }
-        self._room = {kind: asyncio.Semaphore(count) for kind, count in self._slots.items()}
-        self._running: dict[Attempt, RunningAttempt] = {}
-        self._works: dict[Attempt, asyncio.Task[None]] = {}
-        self._ended = _Remembered[Report]()
-        self._revoked = _Remembered[bool]()
-        self._cancelled_early = _Remembered[bool]()
-        self._resending: dict[Attempt, asyncio.Task[None]] = {}
+        tools = Tools(
+            settings=settings,
+            objects=objects,
+            clock=clock,
+            engines=self.engines,
+            adapters=AdapterCache(self._directory.path / "adapters", objects),
+            weights_root=weights.root,
+            work_dir=self._directory.path,
+        )
+        self._works = Works(tools, self._slots, publish=self._publish, on_idle=self._idle)
         self._beats_contact, self._work_contact = (
             Contact(name, lease_seconds=settings.lease_seconds, broker_answers=broker_answers)
             for name in ("heartbeats", "work messages")
@@ -167,11 +114,17 @@ class Runner:
         if self._draining:
             self.stop()
             return
-        logger.info("draining", running=len(self._running))
+        running = self._works.running
+        logger.info("draining", running=len(running))
         self._draining = True
+        measures.DRAINING.set(1)
         self._beat_now.set()
-        grace_seconds = self._settings.drain_seconds if self._works else 0.0
+        grace_seconds = self._settings.drain_seconds if running else 0.0
         asyncio.get_running_loop().call_later(grace_seconds, self.stop)
+
+    def _idle(self) -> None:
+        if self._draining:
+            self.stop()
 
     def stop(self) -> None:
         """Ends `run` soon: children are stopped, what runs is abandoned to the worker's care."""
@@ -192,11 +145,11 @@ class Runner:
             await self._leave({stopped, *loops})
 
     async def _leave(self, loops: set[asyncio.Task[Any]]) -> None:
-        abandoned = tuple(self._running)
-        tasks = {*loops, *self._works.values(), *self._resending.values()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=STOPPING_SECONDS_MAX)
+        abandoned = self._works.running
+        for loop in loops:
+            loop.cancel()
+        await asyncio.wait(loops, timeout=STOPPING_SECONDS_MAX)
+        await self._works.abandon(within_seconds=STOPPING_SECONDS_MAX)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOPPING_SECONDS_MAX):
                 await self._heartbeat(running=abandoned, stopping=True)
@@ -208,7 +161,7 @@ class Runner:
             # Not wait_for: before Python 3.12 it can swallow the cancel that ends this loop.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.heartbeat_seconds):
-                    await self._heartbeat(running=tuple(self._running))
+                    await self._heartbeat(running=self._works.running)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.heartbeat_seconds):
                     await self._beat_now.wait()
@@ -236,8 +189,10 @@ class Runner:
             await self._producer.send(RUNNERS_TOPIC, key=self._id, value=value)
         except Exception as error:  # noqa: BLE001 - the broker's trouble; the next one may pass
             logger.warning("heartbeat not sent", error=type(error).__name__)
+            measures.BEATS_FAILED.inc()
         else:
             self._beats_contact.worked()
+            measures.BEAT_AT.set_to_current_time()
 
     async def _consume(self) -> None:
         while True:
@@ -261,92 +216,15 @@ class Runner:
             return
         match message:
             case Assign():
-                self._assign(message)
+                self._works.assign(message, may_begin=not self._draining)
             case Cancel():
-                self._cancel(message.attempt)
+                self._works.cancel(message.attempt)
             case Revoke():
-                self._revoke(message.attempt)
-
-    def _assign(self, message: Assign) -> None:
-        attempt = message.attempt
-        if attempt in self._revoked:
-            return
-        if (report := self._ended.get(attempt)) is not None:
-            self._send_again(report)
-            return
-        if attempt in self._running or self._draining:
-            return
-        running = RunningAttempt(attempt=attempt, tools=self._tools, publish=self._publish)
-        if attempt in self._cancelled_early:
-            running.cancelled.set()
-        self._running[attempt] = running
-        work = asyncio.create_task(self._work(running, message))
-        self._works[attempt] = work
-        work.add_done_callback(lambda _: self._forget(attempt))
-
-    def _cancel(self, attempt: Attempt) -> None:
-        if (report := self._ended.get(attempt)) is not None:
-            self._send_again(report)
-        elif (running := self._running.get(attempt)) is not None:
-            running.cancelled.set()
-        else:
-            self._cancelled_early.add(attempt, True)
-
-    def _revoke(self, attempt: Attempt) -> None:
-        self._revoked.add(attempt, True)
-        self._ended.drop(attempt)
-        if (work := self._works.get(attempt)) is not None:
-            work.cancel()
-
-    def _forget(self, attempt: Attempt) -> None:
-        self._running.pop(attempt, None)
-        self._works.pop(attempt, None)
-        if self._draining and not self._works:
-            self.stop()
-
-    def _send_again(self, report: Report) -> None:
-        if report.attempt in self._resending:
-            return
-        task = asyncio.create_task(self._send_surely(report))
-        self._resending[report.attempt] = task
-        task.add_done_callback(lambda _: self._resending.pop(report.attempt))
-
-    async def _work(self, running: RunningAttempt, message: Assign) -> None:
-        kind = message.task.kind
-        fields = {"work_id": running.attempt.work_id, "chunk": running.attempt.chunk}
-        try:
-            async with self._room[kind]:
-                logger.info("attempt started", **fields)
-                body = await TASK_RUNS[kind].run(running, message.task)
-        except Exception:
-            logger.warning("attempt broke", exc_info=True, **fields)
-            body = AttemptFailed(
-                code=TASK_RUNS[kind].failure_code,
-                message="The runner could not finish this work.",
-            )
-        await running.settle()
-        report = running.report(body)
-        self._ended.add(running.attempt, report)
-        logger.info("attempt ended", **fields, result=body.type)
-        await self._send_surely(report)
+                self._works.revoke(message.attempt)
 
     async def _publish(self, report: Report) -> None:
         value = report.model_dump_json().encode()
         await self._producer.send(PROGRESS_TOPIC, key=report.attempt.work_id, value=value)
-
-    async def _send_surely(self, report: Report) -> None:
-        """Tries for about a minute; after that the worker's repeated Assign asks for it again."""
-        wait_seconds = SEND_WAIT_SECONDS
-        for _ in range(SEND_TRIES):
-            try:
-                async with asyncio.timeout(SEND_SECONDS_MAX):
-                    await self._publish(report)
-            except Exception as error:  # noqa: BLE001 - the broker's trouble, whatever it is
-                logger.warning("report not sent", error=type(error).__name__)
-                await asyncio.sleep(wait_seconds)
-                wait_seconds = min(wait_seconds * 2, SEND_WAIT_SECONDS_MAX)
-            else:
-                return
 
 
 def _require_alive(loops: set[asyncio.Task[None]]) -> None:

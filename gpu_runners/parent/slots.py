@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from adapters.settings import Settings
 from domain.catalog import CATALOG
+from gpu_runners.parent import measures
 from gpu_runners.parent.child import Child
 from gpu_runners.weights.store import Weights
 
@@ -77,6 +79,7 @@ class EngineSlot:
             return self._child
         await self.stop()
         load = await asyncio.to_thread(self._load_operation, base)
+        began = time.monotonic()
         child = await Child.start(engine_command(self._settings, self._work_dir))
         self._child = child
         try:
@@ -88,6 +91,7 @@ class EngineSlot:
         if answer["type"] != "loaded":
             await self.stop()
             raise EngineLoadFailed(answer["error"])
+        measures.ENGINE_LOAD_SECONDS.labels(base=base).observe(time.monotonic() - began)
         self.base = base
         return child
 

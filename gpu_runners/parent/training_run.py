@@ -26,6 +26,7 @@ from domain.messages import (
     TrainTask,
 )
 from domain.ports import ObjectMissing
+from gpu_runners.parent import measures
 from gpu_runners.parent.adapter_cache import FILES, DigestMismatch, download
 from gpu_runners.parent.attempts import RunningAttempt, with_store_retries
 from gpu_runners.parent.child import Child, ChildGone
@@ -136,6 +137,7 @@ class _Training:
                     raise AssertionError(f"unknown message {other!r}")
 
     async def _finished(self, message: dict[str, Any]) -> TrainFinished:
+        measures.TOKENS.labels(kind="trained").inc(message["trained_tokens"])
         config, weights = FILES
         fields = {key: value for key, value in message.items() if key != "type"}
         return TrainFinished(

@@ -91,7 +91,7 @@ class Weights:
     """A store under one root directory. Safe with several processes on the same root."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
 
     def available(self) -> tuple[str, ...]:
         """The catalog ids of which something is here. Looks at names only; reads no weights."""
@@ -131,7 +131,7 @@ class Weights:
         return True
 
     def _laid_down(self, record: BaseModel) -> FoundWeights:
-        directory = self._root / record.id
+        directory = self.root / record.id
         digests = self._checked(record.id, directory)
         commit = commit_of(directory, digests)
         if record.commit is not None and commit != record.commit:
@@ -143,7 +143,7 @@ class Weights:
         return FoundWeights(directory, commit or _digest_of_all(digests))
 
     def _laid(self, base: str) -> bool:
-        return (self._root / base / "config.json").is_file()
+        return (self.root / base / "config.json").is_file()
 
     def _unpacked(self, base: str) -> Path:
         """What was unpacked without a record of its files was not finished, and is made anew."""
@@ -167,7 +167,7 @@ class Weights:
     def _package_directory(self, base: str) -> Path:
         package, _ = _package_of(base)
         digest = next(iter(PACKAGES[package].sha256.values()))
-        return self._root / ".packages" / f"{base}-{digest[:12]}"
+        return self.root / ".packages" / f"{base}-{digest[:12]}"
 
     def _checked(self, base: str, directory: Path) -> dict[str, str]:
         """SHA-256 by file. Raises WeightsUnavailable if one changed since the first use."""
@@ -192,11 +192,11 @@ class Weights:
         return digests
 
     def _record_path(self, directory: Path) -> Path:
-        return self._root / ".digests" / f"{directory.name}.json"
+        return self.root / ".digests" / f"{directory.name}.json"
 
     @contextmanager
     def _locked(self, base: str) -> Iterator[None]:
-        locks = self._root / ".locks"
+        locks = self.root / ".locks"
         locks.mkdir(parents=True, exist_ok=True)
         with (locks / base).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -100,7 +100,6 @@ async def run(directory: Path) -> dict[str, Any]:
         objects=objects,
         clock=FakeClock(),
         weights=Weights(directory),
-        weights_root=directory,
         bases=(BASE,),
         broker_answers=always,
     ) as runner:

@@ -49,7 +49,6 @@ async def test_a_training_and_a_batch_on_its_model_run_on_a_real_runner(rig: Rig
         objects=rig.plane.objects,
         clock=rig.plane.clock,
         weights=Weights(weights_root),
-        weights_root=weights_root,
         bases=tuple(CATALOG),
         broker_answers=lambda: kafka.answers(rig.settings.kafka_bootstrap),
     ) as runner:

@@ -36,7 +36,7 @@ from domain.ledger.account import Account, AccountLimits
 from domain.stored import Attempt
 from domain.unit_of_work import CommandContext, Handler, UnitOfWork
 from domain.work.kinds import KINDS, Kind, kind_of
-from gpu_runners.parent.runner import TASK_RUNS
+from gpu_runners.parent.works import TASK_RUNS
 from projections.money import receipts
 from projections.money.journal import JOURNAL
 from tests.fakes import FakeClock

@@ -189,7 +189,6 @@ async def running_runner(
         objects=objects,
         clock=FakeClock(),
         weights=Weights(weights_root),
-        weights_root=weights_root,
         bases=(BASE,),
         broker_answers=broker_answers,
     ) as runner:
