@@ -7,16 +7,6 @@ randomness.
 from __future__ import annotations
 
 import hashlib
-from typing import NewType
-
-AccountId = NewType("AccountId", str)
-KeyId = NewType("KeyId", str)
-FileId = NewType("FileId", str)
-BatchId = NewType("BatchId", str)
-JobId = NewType("JobId", str)
-ModelId = NewType("ModelId", str)
-HoldId = NewType("HoldId", str)
-RunnerId = NewType("RunnerId", str)
 
 ACCOUNT = "acct_"
 KEY = "key_"
@@ -27,18 +17,18 @@ RUNNER = "runner_"
 PRICE_BOOK_ID = "prices"
 
 
-def hold_id(work_id: str) -> HoldId:
+def hold_id(work_id: str) -> str:
     """The one credit hold of a job or batch."""
-    return HoldId(f"hold_{work_id}")
+    return f"hold_{work_id}"
 
 
-def derived_file_id(work_id: str, role: str) -> FileId:
+def derived_file_id(work_id: str, role: str) -> str:
     """The id of a file that the product itself writes for a job or batch: the same at each retry,
     so that writing it twice is writing it once."""
-    return FileId(FILE + hashlib.sha256(f"{work_id}/{role}".encode()).hexdigest()[:32])
+    return FILE + hashlib.sha256(f"{work_id}/{role}".encode()).hexdigest()[:32]
 
 
-def step_metrics_file_id(job_id: str) -> FileId:
+def step_metrics_file_id(job_id: str) -> str:
     """The file of what each step of a succeeded job measured."""
     return derived_file_id(job_id, "step_metrics")
 
@@ -55,11 +45,6 @@ def account_slug(account_id: str) -> str:
     return "o" + hashlib.sha256(f"org/{account_id}".encode()).hexdigest()[:11]
 
 
-def fine_tuned_model_name(base: str, account_id: str, job_id: str) -> ModelId:
+def fine_tuned_model_name(base: str, account_id: str, job_id: str) -> str:
     """`ft:<base>:<org>:<first 12 hex of the job id>` (migration page, "Model names")."""
-    return ModelId(f"ft:{base}:{account_slug(account_id)}:{job_id.removeprefix(JOB)[:12]}")
-
-
-def model_stream_id(model: str) -> str:
-    """The stream of a fine-tuned model: its name, which is unique."""
-    return model
+    return f"ft:{base}:{account_slug(account_id)}:{job_id.removeprefix(JOB)[:12]}"

@@ -12,10 +12,16 @@ from datetime import datetime
 
 from domain.aggregate import Aggregate, Envelope
 from domain.errors import DuplicateDelivery, GridlineError, NotFound
+from domain.limits import MIB
 from domain.ports import IdSource
 from domain.unit_of_work import A, CommandContext, PersonalRow
 
-CACHED_AGGREGATES_MAX = 10_000
+CACHED_BYTES_MAX = 256 * MIB
+"""Of memory that the aggregates of a process may take, as `_weight_bytes` estimates it."""
+_AGGREGATE_BYTES = 4_096
+_ITEM_BYTES = 5_120
+"""Of what a list or dict of an aggregate holds: a batch's chunk with its plan and result is the
+largest."""
 
 Load = Callable[[type[Aggregate], str], Aggregate | None]
 
@@ -27,9 +33,13 @@ class AggregateCache:
     events show up.
     """
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, *, bytes_max: int = CACHED_BYTES_MAX) -> None:
         self._load = load
+        self._bytes_max = bytes_max
         self._aggregates: OrderedDict[str, Aggregate] = OrderedDict()
+        self._weights: dict[str, int] = {}
+        self._bytes = 0
+        self._used: set[str] = set()
 
     def find(self, cls: type[A], id: str) -> A | None:
         """The aggregate, loaded on first use; None for a missing one or one of another class."""
@@ -41,32 +51,47 @@ class AggregateCache:
             self._aggregates[id] = aggregate
         else:
             self._aggregates.move_to_end(id)
+        self._used.add(id)
         return aggregate if isinstance(aggregate, cls) else None
 
     def add(self, aggregate: Aggregate) -> None:
         """A new one. Asserts that there is none of its id."""
         assert aggregate.id not in self._aggregates, f"{aggregate.id} exists"
         self._aggregates[aggregate.id] = aggregate
+        self._used.add(aggregate.id)
 
     def see(self, id: str, version: int) -> None:
         """Evicts an aggregate of which the log holds a newer version."""
         aggregate = self._aggregates.get(id)
         if aggregate is not None and aggregate.version < version:
-            del self._aggregates[id]
+            self.evict([id])
 
     def evict(self, stream_ids: Iterable[str]) -> None:
         """Forgets these; the next use loads them."""
         for stream_id in stream_ids:
             self._aggregates.pop(stream_id, None)
+            self._bytes -= self._weights.pop(stream_id, 0)
 
     def clear(self) -> None:
         """Forgets all."""
         self._aggregates.clear()
+        self._weights.clear()
+        self._bytes = 0
 
     def trim(self) -> None:
         """Forgets the longest unused beyond the bound; not while changes are unsaved."""
-        while len(self._aggregates) > CACHED_AGGREGATES_MAX:
-            self._aggregates.popitem(last=False)
+        for stream_id in self._used & self._aggregates.keys():
+            weight = _weight_bytes(self._aggregates[stream_id])
+            self._bytes += weight - self._weights.get(stream_id, 0)
+            self._weights[stream_id] = weight
+        self._used.clear()
+        while self._bytes > self._bytes_max:
+            self.evict([next(iter(self._aggregates))])
+
+
+def _weight_bytes(aggregate: Aggregate) -> int:
+    items = sum(len(each) for each in vars(aggregate).values() if isinstance(each, list | dict))
+    return _AGGREGATE_BYTES + _ITEM_BYTES * items
 
 
 class CommandUnit:

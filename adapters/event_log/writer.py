@@ -52,7 +52,7 @@ _CONNECTION_LOST = (OperationalError, InterfaceError, InternalError)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Job:
+class _Queued:
     handler: Handler[Any, Any]
     command: Any
     context: CommandContext
@@ -68,8 +68,8 @@ class _Decision:
     personal: list[PersonalRow] = field(default_factory=list)
     positions: dict[str, int] = field(default_factory=dict)
     changed: dict[str, Aggregate] = field(default_factory=dict)
-    values: list[tuple[_Job, Any]] = field(default_factory=list)
-    refusals: list[tuple[_Job, Exception]] = field(default_factory=list)
+    values: list[tuple[_Queued, Any]] = field(default_factory=list)
+    refusals: list[tuple[_Queued, Exception]] = field(default_factory=list)
 
     def append(self) -> Append:
         return Append(
@@ -80,10 +80,10 @@ class _Decision:
         )
 
     def tell(self) -> None:
-        for job, value in self.values:
-            job.future.set_result(value)
-        for job, error in self.refusals:
-            job.future.set_exception(error)
+        for queued, value in self.values:
+            queued.future.set_result(value)
+        for queued, error in self.refusals:
+            queued.future.set_exception(error)
 
 
 class _Conflict(Exception):
@@ -106,7 +106,7 @@ class Writer:
         self._ids = ids
         self._cache = AggregateCache(store.load)
         self._seen = store.last_position()
-        self._queue: queue.Queue[_Job | None] = queue.Queue(maxsize=QUEUE_COMMANDS_MAX)
+        self._queue: queue.Queue[_Queued | None] = queue.Queue(maxsize=QUEUE_COMMANDS_MAX)
         self._last_batch_size = 1
         self._closing = threading.Event()
         self._entrance = threading.Lock()
@@ -123,12 +123,12 @@ class Writer:
     ) -> Future[R]:
         """See CommandWriter; never blocks. A full queue is Overloaded."""
         future: Future[R] = Future()
-        job = _Job(handler, command, context, tracking, future)
+        queued = _Queued(handler, command, context, tracking, future)
         try:
             with self._entrance:
                 if self._closing.is_set():
                     raise queue.Full
-                self._queue.put_nowait(job)
+                self._queue.put_nowait(queued)
         except queue.Full:
             future.set_exception(
                 Overloaded("Too many changes are waiting. Try again.", retry_after_seconds=1)
@@ -157,56 +157,56 @@ class Writer:
     # The thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while jobs := self._next_batch():
+        while waiting := self._next_batch():
             try:
-                self._process(jobs)
+                self._process(waiting)
             except (Overloaded, StorageOutcomeUnknown) as error:
-                log.error("the database stays away", commands=len(jobs))  # noqa: TRY400
-                _fail(jobs, error)
+                log.error("the database stays away", commands=len(waiting))  # noqa: TRY400
+                _fail(waiting, error)
             except Exception as error:
-                log.exception("writer failed a batch", commands=len(jobs))
+                log.exception("writer failed a batch", commands=len(waiting))
                 self._cache.clear()
-                _fail(jobs, error)
+                _fail(waiting, error)
             self._cache.trim()
 
-    def _next_batch(self) -> list[_Job]:
+    def _next_batch(self) -> list[_Queued]:
         """The next commands, at most a batch; empty when the writer is closed and drained.
 
         After a batch of several, their callers are about to come back: waiting a moment for them
         saves an append that would hold one command alone.
         """
-        jobs: list[_Job] = []
+        waiting: list[_Queued] = []
         wanted = self._last_batch_size
-        while len(jobs) < BATCH_COMMANDS_MAX:
+        while len(waiting) < BATCH_COMMANDS_MAX:
             try:
-                if not jobs:
-                    job = self._queue.get()
-                elif len(jobs) < wanted:
-                    job = self._queue.get(timeout=LINGER_SECONDS)
+                if not waiting:
+                    queued = self._queue.get()
+                elif len(waiting) < wanted:
+                    queued = self._queue.get(timeout=LINGER_SECONDS)
                 else:
-                    job = self._queue.get_nowait()
+                    queued = self._queue.get_nowait()
             except queue.Empty:
                 break
-            if job is None:
-                if jobs:
+            if queued is None:
+                if waiting:
                     self._queue.put(None)
                 break
-            if job.future.set_running_or_notify_cancel():
-                jobs.append(job)
-        self._last_batch_size = len(jobs)
-        return jobs
+            if queued.future.set_running_or_notify_cancel():
+                waiting.append(queued)
+        self._last_batch_size = len(waiting)
+        return waiting
 
-    def _process(self, jobs: Sequence[_Job]) -> None:
+    def _process(self, waiting: Sequence[_Queued]) -> None:
         """Merged, then, where that fails, one by one in the order in which they came."""
-        if len(jobs) == 1 or not self._merged(jobs):
-            for job in jobs:
-                self._alone(job)
+        if len(waiting) == 1 or not self._merged(waiting):
+            for queued in waiting:
+                self._alone(queued)
 
-    def _merged(self, jobs: Sequence[_Job]) -> bool:
+    def _merged(self, waiting: Sequence[_Queued]) -> bool:
         """Whether all were settled in one append."""
         for attempt in range(MERGED_ATTEMPTS):
             try:
-                self._attempt(jobs)
+                self._attempt(waiting)
             except _Conflict:
                 self._back_off(attempt)
             except _Spoilt:
@@ -215,25 +215,25 @@ class Writer:
                 return True
         return False
 
-    def _alone(self, job: _Job) -> None:
+    def _alone(self, queued: _Queued) -> None:
         for attempt in range(SINGLE_ATTEMPTS):
             try:
-                self._attempt([job])
+                self._attempt([queued])
             except _Conflict:
                 self._back_off(attempt)
             except _Spoilt as spoilt:
-                job.future.set_exception(spoilt.__cause__)
+                queued.future.set_exception(spoilt.__cause__)
                 return
             else:
                 return
-        job.future.set_exception(
+        queued.future.set_exception(
             ConcurrentUpdate(
                 "The same objects were changed by others meanwhile. Try again.",
                 retry_after_seconds=1,
             )
         )
 
-    def _attempt(self, jobs: Sequence[_Job]) -> None:
+    def _attempt(self, waiting: Sequence[_Queued]) -> None:
         """Decides all of them on fresh state, saves once, and tells the callers.
 
         Raises _Conflict or _Spoilt; then nothing was saved or told, and what was touched is
@@ -242,7 +242,7 @@ class Writer:
         decision = _Decision()
         try:
             self._refresh()
-            self._decide(jobs, decision)
+            self._decide(waiting, decision)
         except _CONNECTION_LOST as error:
             self._cache.clear()
             self._once_reachable(self._store.last_position, otherwise=Overloaded(_AWAY))
@@ -265,9 +265,9 @@ class Writer:
             raise _Spoilt from error
         decision.tell()
 
-    def _decide(self, jobs: Sequence[_Job], decision: _Decision) -> None:
+    def _decide(self, waiting: Sequence[_Queued], decision: _Decision) -> None:
         known: dict[str, int | None] = {}
-        names = {job.tracking[0] for job in jobs if job.tracking}
+        names = {queued.tracking[0] for queued in waiting if queued.tracking}
         if names:
             known = {**dict.fromkeys(names), **self._store.positions(sorted(names))}
 
@@ -276,18 +276,18 @@ class Writer:
                 known[name] = self._store.positions([name]).get(name)
             return known[name]
 
-        for job in jobs:
+        for queued in waiting:
             unit = CommandUnit(
-                context=job.context,
+                context=queued.context,
                 now=self._clock.now(),
                 ids=self._ids,
                 cache=self._cache,
                 position_of=position_of,
             )
             try:
-                if job.tracking is not None:
-                    unit.tracking(*job.tracking)
-                value = job.handler(unit, job.command)
+                if queued.tracking is not None:
+                    unit.tracking(*queued.tracking)
+                value = queued.handler(unit, queued.command)
             except _CONNECTION_LOST:
                 raise
             except Exception as error:
@@ -295,7 +295,7 @@ class Writer:
                     self._cache.evict(decision.changed)
                     self._cache.evict(unit.touched)
                     raise _Spoilt from error
-                decision.refusals.append((job, error))
+                decision.refusals.append((queued, error))
                 continue
             events = unit.collect()
             decision.events += events
@@ -304,7 +304,7 @@ class Writer:
             decision.personal += unit.personal_rows
             decision.positions |= unit.positions
             known |= unit.positions
-            decision.values.append((job, value))
+            decision.values.append((queued, value))
 
     def _refresh(self) -> None:
         """Evicts what other processes have changed since the last batch."""
@@ -345,10 +345,10 @@ _AWAY = "The database is away. Send the request again."
 _UNKNOWN = "The database went away while this was saved. Send the same request again."
 
 
-def _fail(jobs: Sequence[_Job], error: Exception) -> None:
-    for job in jobs:
-        if not job.future.done():
-            job.future.set_exception(error)
+def _fail(waiting: Sequence[_Queued], error: Exception) -> None:
+    for queued in waiting:
+        if not queued.future.done():
+            queued.future.set_exception(error)
 
 
 def _due_snapshots(

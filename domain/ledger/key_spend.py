@@ -8,6 +8,7 @@ charge replaces the hold in the same day's bucket, so that midnight moves and do
 from __future__ import annotations
 
 from datetime import date, datetime, time, timedelta
+from typing import ClassVar
 
 from domain.aggregate import Aggregate, Envelope, event
 from domain.errors import InvalidApiKey, InvalidRequest, LimitExceeded
@@ -45,6 +46,8 @@ class KeySpend(Aggregate, topic="gridline.key_spend"):
     """`days` maps ISO days to that day's spend; `open` work ids to what they hold. `secret_digest`
     is the SHA-256 of what is kept of the key's text, itself a SHA-256: by it the audit knows whose
     secret a row of `api_key_secrets` is."""
+
+    snapshot_interval: ClassVar[int] = 200
 
     account_id: str
     secret_digest: str

@@ -24,6 +24,7 @@ from domain.commands import work as work_commands
 from domain.ids import derived_file_id, fine_tuned_model_name, step_metrics_file_id
 from domain.inputs.batch_line import LineError
 from domain.ledger.account import Account
+from domain.ledger.key_spend import KeySpend
 from domain.messages import (
     ChunkFinished,
     ChunkProgress,
@@ -180,6 +181,29 @@ def test_a_batch_of_many_events_loads_from_its_snapshot_as_it_is(
     assert vars(loaded) == live
     rig.runner().catch_up()
     assert verify(rig.connection).differences == ()
+
+
+def test_a_key_of_much_work_loads_from_its_snapshot(rig: ProductRig, database: Database) -> None:
+    def spend(uow: Any, number: int) -> None:
+        key = uow.get(KeySpend, rig.key_id)
+        key.reserve(f"batch_{number}", 7, envelope=uow.envelope)
+        key.charge(f"batch_{number}", number % 8, envelope=uow.envelope)
+
+    for number in range(150):
+        rig.run(spend, number)
+    live = of(rig, KeySpend, rig.key_id)
+    row = rig.connection.execute(
+        "SELECT originator_version AS version FROM gridline_snapshots WHERE originator_id = %s",
+        (rig.key_id,),
+    ).fetchone()
+    assert row is not None
+    assert 200 <= row["version"] < live["_version"]
+    store = EventStore(database.application_url, projections=INLINE)
+    try:
+        loaded = store.load(KeySpend, rig.key_id)
+    finally:
+        store.close()
+    assert vars(loaded) == live
 
 
 # Adapters -------------------------------------------------------------------------------------
