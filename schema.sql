@@ -143,14 +143,13 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON runners TO gridline;
 
 -- Broker messages that could not be handled: where they stood, why, and a digest, never their text.
 CREATE TABLE dead_letters (
-    cluster_id text NOT NULL,
-    topic text NOT NULL,
-    partition integer NOT NULL,
+    position_name text NOT NULL,
     broker_offset bigint NOT NULL,
+    topic text NOT NULL,
     reason text NOT NULL,
     sha256 text NOT NULL,
     set_aside_at timestamptz NOT NULL,
-    PRIMARY KEY (cluster_id, topic, partition, broker_offset)
+    PRIMARY KEY (position_name, broker_offset)
 );
 GRANT SELECT, INSERT, UPDATE, DELETE ON dead_letters TO gridline;
 
@@ -373,6 +372,7 @@ CREATE TABLE open_work (
     kind text NOT NULL,
     account_id text NOT NULL,
     base text,
+    memory_gb integer NOT NULL,
     completion_window text,
     position bigint NOT NULL,
     created_at timestamptz NOT NULL,

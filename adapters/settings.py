@@ -25,6 +25,8 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from domain.catalog import CPU, GPU_CLASSES
+
 
 class Unusable(Exception):
     """What the settings name cannot be used as it is. The message is one line that an operator
@@ -84,6 +86,12 @@ def is_operator_name(value: str) -> bool:
 def _operator(value: str) -> str:
     if value and not is_operator_name(value):
         raise ValueError("must be 1 to 32 small letters, digits, dots, underscores and hyphens")
+    return value
+
+
+def _gpu_class(value: str) -> str:
+    if value not in GPU_CLASSES:
+        raise ValueError(f"must be one of {', '.join(GPU_CLASSES)}")
     return value
 
 
@@ -165,12 +173,15 @@ class Settings:
     that has such a port and the next ones to the others."""
     stop_seconds: Seconds = 25.0
     """How long requests may take to end once the API is told to stop; then they are ended."""
-    gpu_class: TopicName = "cpu"
-    """The runner's class, part of its work topic's name."""
+    gpu_class: Annotated[str, AfterValidator(_gpu_class)] = CPU
+    """The runner's class: cpu, gpu-24gb, gpu-48gb, gpu-80gb or gpu-141gb. Work that needs more
+    memory is not given to it; a card between two classes is of the smaller one."""
     runner_slots_batch: Slots = 1
     """Batch chunks a runner takes at a time."""
     runner_slots_train: Slots = 1
     """Trainings a runner takes at a time."""
+    runner_slots_max: Slots = 64
+    """The worker gives no runner more of one kind at a time, whatever it says of itself."""
     heartbeat_seconds: Seconds = 3.0
     """How often a runner says what it does."""
     lease_seconds: Seconds = 30.0

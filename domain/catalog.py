@@ -1,4 +1,5 @@
-"""The base models: one frozen record each, read by every rule that depends on the base.
+"""The base models, one frozen record each, and the classes of runners that they run on: read by
+every rule that depends on them.
 
 The thirteen of the pages and the two small local ones. A record holds what was decided about a
 base (its pinned revision, ranks, speeds, control tokens), never what is running now: runners say by
@@ -7,6 +8,7 @@ heartbeat which bases they can serve. Prices are in `domain/ledger/prices.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +29,16 @@ LONG_CONTEXT_RANK_MAX = 16
 """Fine-tuning page: above DEFAULT_SEQ_LENGTH_MAX tokens a row, ranks up to 16."""
 DEFAULT_SEQ_LENGTH_MAX = 2_048
 """Fine-tuning page: the limit of DPO and of the bases without long context."""
+CPU = "cpu"
+GPU_CLASSES: Mapping[str, int] = {
+    CPU: 0,
+    "gpu-24gb": 24,
+    "gpu-48gb": 48,
+    "gpu-80gb": 80,
+    "gpu-141gb": 141,
+}
+"""The classes of runners, to their GB of GPU memory. A runner names its class in each heartbeat,
+and each class has a work topic of its own. A card between two classes is of the smaller one."""
 DPO_GPU_MEMORY_GB = 48
 LONG_CONTEXT_GPU_MEMORY_GB = 48
 UNPINNED = "main"

@@ -73,17 +73,21 @@ class Objects(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One message read from a topic. `topic` has the prefix of the deployment removed."""
+    """One message read from a topic. `topic` has the prefix of the deployment removed;
+    `position_name` names the life of the partition in which `offset` counts, where its reader keeps
+    positions."""
 
     topic: str
     partition: int
     offset: int
     key: str
     value: bytes
+    position_name: str = ""
 
 
 class Producer(Protocol):
-    """Sends messages. A send returns once the broker has acknowledged it."""
+    """Sends messages. A send returns once the broker has acknowledged it, and raises within some
+    seconds where it does not."""
 
     async def send(self, topic: str, *, key: str, value: bytes) -> None: ...
 
@@ -92,11 +96,6 @@ class Producer(Protocol):
 
 class Consumer(Protocol):
     """Reads messages, in order within a partition."""
-
-    @property
-    def cluster_id(self) -> str:
-        """Names the broker's life: positions of another one mean nothing here."""
-        ...
 
     async def poll(self, *, timeout_seconds: float) -> Sequence[Record]:
         """The next records, or none when the time is up."""

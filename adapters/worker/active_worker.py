@@ -19,7 +19,6 @@ from adapters import kafka
 from adapters.bootstrap import ControlPlane
 from adapters.worker.batch_results import BatchResults
 from adapters.worker.batch_validation import BatchValidation
-from adapters.worker.broker_life import POLL_SECONDS, BrokerLife
 from adapters.worker.dispatcher import Dispatcher
 from adapters.worker.errands import Errands
 from adapters.worker.fleet import Fleet
@@ -32,6 +31,7 @@ from projections.work import open_work
 
 log = structlog.stdlib.get_logger(__name__)
 
+POLL_SECONDS = 1.0
 ROUND_SPACING_SECONDS = 0.02
 """Between two rounds of one loop, however often it is woken."""
 DUE_MAX = 200
@@ -54,6 +54,7 @@ class ActiveWorker:
         self._fleet = Fleet(
             lease_seconds=settings.lease_seconds,
             heartbeat_seconds=settings.heartbeat_seconds,
+            slots_max=settings.runner_slots_max,
             steady_seconds=time.monotonic,
         )
         self._scheduler = Scheduler(
@@ -98,11 +99,9 @@ class ActiveWorker:
         consumer = await kafka.heartbeat_consumer(self._settings)
         self._fleet.listen_anew()
         try:
-            broker = BrokerLife(self._settings, consumer)
             while True:
                 for record in await consumer.poll(timeout_seconds=POLL_SECONDS):
                     await self._take_heartbeat(record.value)
-                await broker.check()
                 beat()
         finally:
             await consumer.stop()
@@ -113,7 +112,13 @@ class ActiveWorker:
         except ValidationError as error:
             log.warning("unreadable heartbeat", errors=error.error_count())
             return
-        self._fleet.hear(heard)
+        if not self._fleet.hear(heard):
+            log.warning(
+                "heartbeat of an unknown class: its GRIDLINE_GPU_CLASS is none of ours",
+                runner_id=heard.runner_id,
+                gpu_class=heard.gpu_class,
+            )
+            return
         self.wake()
         if heard.stopping:
             await self._forget_runner(heard.runner_id)
@@ -122,13 +127,13 @@ class ActiveWorker:
 
     async def _keep_work_running(self, beat: Beat) -> None:
         producer = await kafka.producer(self._settings)
+        dispatcher = Dispatcher(
+            writer=self._plane.writer,
+            producer=producer,
+            fleet=self._fleet,
+            broker_answers=lambda: kafka.answers(self._settings.kafka_bootstrap),
+        )
         try:
-            dispatcher = Dispatcher(
-                writer=self._plane.writer,
-                producer=producer,
-                fleet=self._fleet,
-                broker_answers=lambda: kafka.answers(self._settings.kafka_bootstrap),
-            )
 
             async def work_round() -> None:
                 for runner_id in self._fleet.look():
@@ -141,6 +146,7 @@ class ActiveWorker:
 
             await self._rounds(work_round, beat)
         finally:
+            await dispatcher.close()
             await producer.stop()
 
     async def _forget_runner(self, runner_id: str) -> None:

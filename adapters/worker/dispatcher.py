@@ -9,7 +9,10 @@ read model that lags does no harm.
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -32,9 +35,19 @@ ASSIGNS_MAX = 30
 take it: another one gets it."""
 ASSIGNS_TO_A_LEAVING_RUNNER_MAX = 2
 """One that ended the attempt answers with its report; one that never had it will not begin it."""
+ROUND_SECONDS_MAX = 0.5
+"""What is not sent by then goes on by itself, and the next round leaves its runner out."""
 PART = "dispatcher"
 
 BrokerAnswers = Callable[[], Awaitable[bool]]
+
+
+@dataclass(slots=True)
+class _Due:
+    """What there is to see to of one runner: current attempts, and others that it names."""
+
+    assigned: list[AssignedWork] = field(default_factory=list)
+    unknown: list[Attempt] = field(default_factory=list)
 
 
 class Dispatcher:
@@ -53,6 +66,7 @@ class Dispatcher:
         self._producer = producer
         self._fleet = fleet
         self._broker_answers = broker_answers
+        self._under_way: dict[str, asyncio.Task[None]] = {}
         self._assigned_at: dict[Attempt, int] = {}
         self._unanswered: dict[Attempt, int] = {}
         self._cancelled_at: dict[Attempt, int] = {}
@@ -64,9 +78,35 @@ class Dispatcher:
         named = self._fleet.named()
         self._forget_all_but(current | set(named))
         await self._give_up_lost([work.attempt for work in assigned])
-        heard = [w for w in assigned if self._fleet.heartbeat(w.attempt.runner_id) is not None]
-        await each(PART, heard, self._see_to)
-        await each(PART, [a for a in named if a not in current], self._revoke_if_stale)
+        by_runner: dict[str, _Due] = defaultdict(_Due)
+        for work in assigned:
+            by_runner[work.attempt.runner_id].assigned.append(work)
+        for attempt in named:
+            if attempt not in current:
+                by_runner[attempt.runner_id].unknown.append(attempt)
+        started = []
+        for runner_id, due in by_runner.items():
+            if runner_id not in self._under_way and self._fleet.heartbeat(runner_id) is not None:
+                task = asyncio.create_task(self._see_to_runner(runner_id, due))
+                self._under_way[runner_id] = task
+                started.append(task)
+        if started:
+            await asyncio.wait(started, timeout=ROUND_SECONDS_MAX)
+
+    async def close(self) -> None:
+        """Stops what is still being sent."""
+        under_way = list(self._under_way.values())
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def _see_to_runner(self, runner_id: str, due: _Due) -> None:
+        """Each runner by itself: one whose messages the broker does not take delays no other."""
+        try:
+            await each(PART, due.assigned, self._see_to)
+            await each(PART, due.unknown, self._revoke_if_stale)
+        finally:
+            del self._under_way[runner_id]
 
     async def _see_to(self, work: AssignedWork) -> None:
         attempt = work.attempt

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from domain.catalog import GPU_CLASSES
 from domain.messages import Heartbeat
 from domain.stored import Attempt
 from domain.work.scheduling import AssignedWork, RunnerOffer
@@ -32,19 +33,29 @@ class _Seen:
 
 
 class Fleet:
-    """Newest heartbeat by runner. `steady_seconds` only ever grows."""
+    """Newest heartbeat by runner. `steady_seconds` only ever grows; of one runner's slots of a kind
+    at most `slots_max` are believed."""
 
     def __init__(
-        self, *, lease_seconds: float, heartbeat_seconds: float, steady_seconds: SteadySeconds
+        self,
+        *,
+        lease_seconds: float,
+        heartbeat_seconds: float,
+        slots_max: int,
+        steady_seconds: SteadySeconds,
     ) -> None:
+        self._slots_max = slots_max
         self._lease_seconds = lease_seconds
         self._fresh_seconds = FRESH_HEARTBEATS * heartbeat_seconds
         self._now = steady_seconds
         self._listening_since = self._looked_at = steady_seconds()
         self._seen: dict[str, _Seen] = {}
 
-    def hear(self, beat: Heartbeat) -> None:
-        """A heartbeat came in; of one runner the last one counts."""
+    def hear(self, beat: Heartbeat) -> bool:
+        """A heartbeat came in; of one runner the last one counts. False for one of a class that
+        there is not: it has no topic, so nothing could be sent to it."""
+        if beat.gpu_class not in GPU_CLASSES:
+            return False
         before = self._seen.get(beat.runner_id)
         self._seen[beat.runner_id] = _Seen(
             beat=beat,
@@ -52,6 +63,7 @@ class Fleet:
             beats=before.beats + 1 if before else 1,
             running=tuple(attempt.to_log() for attempt in beat.running),
         )
+        return True
 
     def listen_anew(self) -> None:
         """Heartbeats may have been missed until now: every lease starts again."""
@@ -118,9 +130,10 @@ class Fleet:
                 bases=frozenset(seen.beat.bases),
                 warm_base=seen.beat.warm_base,
                 free_slots={
-                    kind: max(0, slots - taken[runner_id, kind])
+                    kind: max(0, min(slots, self._slots_max) - taken[runner_id, kind])
                     for kind, slots in seen.beat.slots.items()
                 },
+                memory_gb=GPU_CLASSES[seen.beat.gpu_class],
             )
             for runner_id, seen in self._seen.items()
             if not self.is_leaving(runner_id) and now - seen.at_seconds <= self._fresh_seconds

@@ -18,7 +18,6 @@ import structlog
 from eventsourcing.persistence import InterfaceError, OperationalError
 from pydantic import ValidationError
 
-from adapters.event_log.positions import tracking_name
 from adapters.worker.fleet import SteadySeconds
 from adapters.worker.system_context import system_context
 from domain.commands.work import RecordReport, record_report
@@ -47,7 +46,6 @@ class _Delivery:
 class SetAside:
     """Keeps where a message stood and what was wrong, never what it said."""
 
-    cluster_id: str
     record: Record
     reason: str
 
@@ -58,13 +56,9 @@ def set_aside(uow: UnitOfWork, command: SetAside) -> None:
     uow.personal(
         PersonalRow(
             "dead_letters",
+            {"position_name": record.position_name, "broker_offset": record.offset},
             {
-                "cluster_id": command.cluster_id,
                 "topic": record.topic,
-                "partition": record.partition,
-                "broker_offset": record.offset,
-            },
-            {
                 "reason": command.reason,
                 "sha256": hashlib.sha256(record.value).hexdigest(),
                 "set_aside_at": uow.now,
@@ -88,33 +82,33 @@ class Ingest:
         self._now = steady_seconds
         self._last_progress: dict[str, float] = {}
 
-    async def take(self, records: Sequence[Record], *, cluster_id: str) -> None:
+    async def take(self, records: Sequence[Record]) -> None:
         """Partitions at once, each in order. Raises a retryable GridlineError or the database's
         error: then the same records must be taken again."""
         by_partition: dict[tuple[str, int], list[Record]] = {}
         for record in records:
             by_partition.setdefault((record.topic, record.partition), []).append(record)
         results = await asyncio.gather(
-            *(self._take_partition(part, cluster_id) for part in by_partition.values()),
+            *(self._take_partition(part) for part in by_partition.values()),
             return_exceptions=True,
         )
         for result in results:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _take_partition(self, records: Sequence[Record], cluster_id: str) -> None:
+    async def _take_partition(self, records: Sequence[Record]) -> None:
         for delivery in self._thin_out([_read(record) for record in records]):
-            await self._record(delivery, cluster_id)
+            await self._record(delivery)
 
-    async def _record(self, delivery: _Delivery, cluster_id: str) -> None:
+    async def _record(self, delivery: _Delivery) -> None:
         record, report = delivery.record, delivery.report
-        name = tracking_name(cluster_id, record.topic, record.partition)
-        context = _context(delivery, cluster_id)
+        position = (record.position_name, record.offset)
+        context = _context(delivery)
         reason = "unreadable"
         if report is not None:
             try:
                 await self._writer.execute(
-                    record_report, RecordReport(report), context, tracking=(name, record.offset)
+                    record_report, RecordReport(report), context, tracking=position
                 )
             except DuplicateDelivery:
                 return
@@ -129,9 +123,9 @@ class Ingest:
         try:
             await self._writer.execute(
                 set_aside,
-                SetAside(cluster_id=cluster_id, record=record, reason=reason),
+                SetAside(record=record, reason=reason),
                 context,
-                tracking=(name, record.offset),
+                tracking=position,
             )
         except DuplicateDelivery:
             return
@@ -186,13 +180,13 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, OperationalError | InterfaceError)
 
 
-def _context(delivery: _Delivery, cluster_id: str) -> CommandContext:
+def _context(delivery: _Delivery) -> CommandContext:
     record = delivery.record
     work_id = delivery.report.attempt.work_id if delivery.report else "unreadable"
     return system_context(
         PART,
         work_id=work_id,
-        causation=f"{cluster_id}/{record.topic}/{record.partition}/{record.offset}",
+        causation=f"{record.position_name}/{record.offset}",
     )
 
 

@@ -26,7 +26,7 @@ from domain.commands.work import (
 from domain.stored import Attempt
 from domain.unit_of_work import CommandWriter
 from domain.work.kinds import kind_of
-from domain.work.scheduling import AssignedWork, StartableWork, WaitingWork, choose
+from domain.work.scheduling import AssignedWork, Queue, StartableWork, WaitingWork, choose
 from projections.read_model import Read
 from projections.work import open_work
 
@@ -54,6 +54,8 @@ class Scheduler:
         self._read = read
         self._fleet = fleet
         self._now = steady_seconds
+        self._served: dict[Queue, int] = {}
+        self._turns = 0
         self._tried: dict[str, tuple[int, float]] = {}
         self._queued_since: dict[str, float] = {}
 
@@ -74,8 +76,11 @@ class Scheduler:
         chosen = choose(
             await self._waiting(),
             offers,
-            running_by_account=Counter(work.account_id for work in assigned),
+            running=Counter(work.queue for work in assigned),
+            served=self._served,
         )
+        self._served |= {work.queue: turn for turn, (work, _) in enumerate(chosen, self._turns)}
+        self._turns += len(chosen)
         return [
             AssignedWork(attempt=attempt, kind=work.kind, account_id=work.account_id)
             for (work, _), attempt in await each(PART, chosen, self._assign)

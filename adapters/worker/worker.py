@@ -17,14 +17,15 @@ from adapters import kafka
 from adapters.bootstrap import ControlPlane
 from adapters.event_log import positions
 from adapters.event_log.event_store import CHANNEL
+from adapters.kafka import Partition, StartingPoint
 from adapters.worker.active_worker import ActiveWorker
-from adapters.worker.broker_life import POLL_SECONDS, BrokerLife
 from adapters.worker.ingest import GROUP, Ingest
 from adapters.worker.loops import Beat, Loops
 from domain.messages import PROGRESS_TOPIC
 
 log = structlog.stdlib.get_logger(__name__)
 
+POLL_SECONDS = 1.0
 ACTIVE_WORKER_LOCK = 0x6772_6964_6C69_6E65
 """The advisory lock of the active worker: "gridline" in ASCII."""
 
@@ -54,23 +55,26 @@ class Worker:
             self._settings,
             topics=[PROGRESS_TOPIC],
             group=GROUP,
-            starting_positions=self._handled_position,
+            find_start=self._find_start,
         )
         try:
-            broker = BrokerLife(self._settings, consumer)
             while True:
                 records = await consumer.poll(timeout_seconds=POLL_SECONDS)
                 if records:
-                    await self._ingest.take(records, cluster_id=consumer.cluster_id)
-                await broker.check()
+                    await self._ingest.take(records)
                 beat()
         finally:
             await consumer.stop()
 
-    async def _handled_position(self, cluster_id: str, topic: str, partition: int) -> int | None:
-        return await self._plane.read(
-            positions.handled, cluster_id=cluster_id, topic=topic, partition=partition
+    async def _find_start(self, partition: Partition) -> StartingPoint:
+        name, handled = await self._plane.read(
+            positions.go_on,
+            cluster_id=partition.cluster_id,
+            topic=partition.topic,
+            partition=partition.number,
+            end=partition.end,
         )
+        return StartingPoint(name, handled)
 
     async def _lead(self, beat: Beat) -> None:
         """Waits for the lock, then is the active worker for as long as the connection lives that

@@ -21,10 +21,11 @@ from projections.read_model import Connection, ReadModel
 
 _OPENED = """
     INSERT INTO open_work
-        (work_id, kind, account_id, base, completion_window, position, created_at, stage, due_at)
+        (work_id, kind, account_id, base, memory_gb, completion_window, position, created_at, stage,
+         due_at)
     VALUES
-        (%(id)s, %(kind)s, %(account_id)s, %(base)s, %(completion_window)s, %(position)s, %(at)s,
-         %(stage)s, %(due_at)s)
+        (%(id)s, %(kind)s, %(account_id)s, %(base)s, %(memory_gb)s, %(completion_window)s,
+         %(position)s, %(at)s, %(stage)s, %(due_at)s)
 """
 _PLANNED = "UPDATE open_work SET stage = 'planned', base = %(base)s WHERE work_id = %(id)s"
 _CHUNKS_PLANNED = """
@@ -60,11 +61,11 @@ _ITEMS_CLOSED = "DELETE FROM work_items WHERE work_id = %(id)s"
 _CLOSED = "DELETE FROM open_work WHERE work_id = %(id)s"
 
 _WAITING = """
-    SELECT work_id, chunk, kind, account_id, base, due_at, completion_window
+    SELECT work_id, chunk, kind, account_id, base, memory_gb, due_at, completion_window
     FROM (
-        SELECT i.work_id, i.chunk, w.kind, w.account_id, w.base, w.due_at, w.completion_window,
-               w.position,
-               row_number() OVER (PARTITION BY w.account_id, w.kind, w.base
+        SELECT i.work_id, i.chunk, w.kind, w.account_id, w.base, w.memory_gb, w.due_at,
+               w.completion_window, w.position,
+               row_number() OVER (PARTITION BY w.account_id, w.kind, w.base, w.memory_gb
                                   ORDER BY w.completion_window, w.due_at, w.position, i.chunk)
                    AS place
         FROM work_items i JOIN open_work w ON w.work_id = i.work_id
@@ -106,8 +107,8 @@ _STOP_OVERDUE = """
 
 
 def waiting(connection: Connection, *, each: int) -> tuple[WaitingWork, ...]:
-    """What wants an attempt, earliest end first: at most `each` of one account, kind and base, so
-    that no one's long queue hides another's."""
+    """What wants an attempt, earliest end first: at most `each` of one account, kind, base and
+    memory, so that no one's long queue hides another's."""
     return tuple(
         WaitingWork(
             work_id=row["work_id"],
@@ -116,6 +117,7 @@ def waiting(connection: Connection, *, each: int) -> tuple[WaitingWork, ...]:
             account_id=row["account_id"],
             base=row["base"],
             deadline=row["due_at"],
+            memory_gb=row["memory_gb"],
             flexible=row["completion_window"] == "72h",
         )
         for row in connection.execute(_WAITING, {"each": each}).fetchall()
@@ -184,6 +186,7 @@ def _batch_created(event: Any, position: int) -> list[Statement]:
         "kind": KINDS[BATCH].task,
         "account_id": event.account_id,
         "base": None,
+        "memory_gb": 0,
         "completion_window": event.completion_window,
         "position": position,
         "at": event.envelope.at,
@@ -249,6 +252,7 @@ def _job_created(event: Any, position: int) -> list[Statement]:
         "kind": KINDS[JOB].task,
         "account_id": event.account_id,
         "base": event.settings.base,
+        "memory_gb": event.settings.quote.gpu_memory_class_gb or 0,
         "completion_window": None,
         "position": position,
         "at": event.envelope.at,

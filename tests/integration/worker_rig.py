@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from aiokafka.errors import KafkaError
+
 from adapters import kafka
 from adapters.bootstrap import ControlPlane, worker_plane
 from adapters.operators.actions import OpenedAccount, Operator, shipped_prices
 from adapters.settings import Settings
+from adapters.worker.loops import Loops
 from adapters.worker.worker import Worker
 from domain.catalog import CATALOG
 from domain.commands.batches import CancelBatch, cancel_batch
@@ -48,7 +51,7 @@ from domain.messages import (
     Report,
     Revoke,
 )
-from domain.ports import Consumer, ObjectMissing, Producer
+from domain.ports import Consumer, ObjectMissing, Producer, Record
 from domain.unit_of_work import CommandContext, UnitOfWork
 from domain.work.batch import Batch
 from domain.work.fine_tuning_job import FineTuningJob
@@ -90,10 +93,13 @@ class Rig:
     account: OpenedAccount
     clock_file: Path
     worker: asyncio.Task[None] | None = None
+    loops: Loops = field(default_factory=Loops)
 
     def start_worker(self) -> None:
         """A worker like a new process's, on the same planes."""
-        self.worker = asyncio.create_task(Worker(self.plane).run())
+        worker = Worker(self.plane)
+        self.loops = worker.loops
+        self.worker = asyncio.create_task(worker.run())
 
     async def stop_worker(self) -> None:
         """Ends it wherever it is."""
@@ -184,7 +190,12 @@ class Rig:
         return await self._fields(Account, self.account.account_id)
 
     async def batch_when(
-        self, batch_id: str, status: str, *, among: Callable[[dict[str, Any]], bool] | None = None
+        self,
+        batch_id: str,
+        status: str,
+        *,
+        among: Callable[[dict[str, Any]], bool] | None = None,
+        seconds: float = WAIT_SECONDS_MAX,
     ) -> dict[str, Any]:
         """The batch once it has that status."""
 
@@ -193,7 +204,7 @@ class Rig:
             wanted = fields["status"] == status and (among is None or among(fields))
             return fields if wanted else None
 
-        found: dict[str, Any] = await eventually(look)
+        found: dict[str, Any] = await eventually(look, seconds=seconds)
         return found
 
     async def job_when(self, job_id: str, status: str) -> dict[str, Any]:
@@ -254,9 +265,11 @@ class Rig:
         return await self.plane.writer.execute(read, id, TEST)
 
 
-async def eventually(look: Callable[[], Awaitable[Any]]) -> Any:
+async def eventually(
+    look: Callable[[], Awaitable[Any]], *, seconds: float = WAIT_SECONDS_MAX
+) -> Any:
     """What `look` answers once that is something; fails after a while."""
-    async with asyncio.timeout(WAIT_SECONDS_MAX):
+    async with asyncio.timeout(seconds):
         while not (found := await look()):  # noqa: ASYNC110 - the log tells nobody in a test
             await asyncio.sleep(0.03)
     return found
@@ -340,6 +353,15 @@ class ScriptedRunner:
         await self.send_report(report)
         return report
 
+    async def tried(self, message: Assign) -> bool:
+        """Whether the broker took the report of a finished chunk."""
+        try:
+            await self.finish(message)
+        except KafkaError:
+            self.running.append(message.attempt)
+            return False
+        return True
+
     async def finished(self, message: Assign, *, answered: int | None = None) -> Report:
         """The report that `finish` sends, its objects stored."""
         task = message.task
@@ -376,12 +398,16 @@ class ScriptedRunner:
     async def _beat_on(self) -> None:
         while True:
             if not self.silent:
-                await self.beat()
+                with suppress(KafkaError):
+                    await self.beat()
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _read_on(self) -> None:
         while True:
-            for record in await self.consumer.poll(timeout_seconds=1.0):
+            records: Sequence[Record] = ()
+            with suppress(KafkaError):
+                records = await self.consumer.poll(timeout_seconds=1.0)
+            for record in records:
                 message = WORK_MESSAGE.validate_json(record.value)
                 if message.attempt.runner_id == self.runner_id:
                     self.inbox.put_nowait(message)

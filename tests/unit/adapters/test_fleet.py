@@ -14,6 +14,7 @@ from domain.work.scheduling import AssignedWork
 
 LEASE = 30.0
 BEAT = 3.0
+SLOTS_MAX = 8
 
 
 class Steady:
@@ -33,7 +34,9 @@ def steady() -> Steady:
 
 @pytest.fixture
 def fleet(steady: Steady) -> Fleet:
-    return Fleet(lease_seconds=LEASE, heartbeat_seconds=BEAT, steady_seconds=steady)
+    return Fleet(
+        lease_seconds=LEASE, heartbeat_seconds=BEAT, slots_max=SLOTS_MAX, steady_seconds=steady
+    )
 
 
 def attempt(number: int = 1, runner_id: str = "r") -> Attempt:
@@ -150,3 +153,19 @@ def test_only_the_newest_heartbeat_names_attempts(fleet: Fleet) -> None:
     assert not fleet.names(attempt(1))
     assert fleet.named() == [attempt(2)]
     assert fleet.beats("r") == 2
+
+
+def test_a_runner_that_claims_a_thousand_slots_is_believed_a_few(fleet: Fleet) -> None:
+    fleet.hear(beat(slots=1_000))
+    assert fleet.offers([])[0].free_slots == {"batch_chunk": SLOTS_MAX}
+
+
+def test_a_runner_of_an_unknown_class_is_not_heard(fleet: Fleet) -> None:
+    assert fleet.hear(beat())
+    assert not fleet.hear(beat().model_copy(update={"gpu_class": "forged", "runner_id": "f"}))
+    assert [offer.runner_id for offer in fleet.offers([])] == ["r"]
+
+
+def test_an_offer_says_the_memory_of_the_runners_class(fleet: Fleet) -> None:
+    fleet.hear(beat().model_copy(update={"gpu_class": "gpu-48gb"}))
+    assert fleet.offers([])[0].memory_gb == 48

@@ -21,7 +21,7 @@ WRONG = [
     ("KAFKA_PARTITIONS", "0", "greater than or equal to 1"),
     ("KAFKA_REPLICATION", "-1", "greater than or equal to 1"),
     ("TOPIC_PREFIX", "grid line", "letters, digits"),
-    ("GPU_CLASS", "a/b", "letters, digits"),
+    ("GPU_CLASS", "a/b", "one of cpu"),
     ("OBJECT_STORE_URL", "/var/lib/gridline", "file:///directory"),
     ("OBJECT_STORE_URL", "http://s3.example.org", "file:///directory"),
     ("OBJECT_STORE_URL", "file://host/directory", "file:///directory"),

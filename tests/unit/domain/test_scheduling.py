@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
@@ -45,6 +46,10 @@ def runner(
     )
 
 
+def training(name: str, *, account: str, memory_gb: int = 0) -> WaitingWork:
+    return replace(work(name, account=account), kind="train", memory_gb=memory_gb)
+
+
 def names(chosen: list[tuple[WaitingWork, str]]) -> list[tuple[str, str]]:
     return [(item.work_id, runner_id) for item, runner_id in chosen]
 
@@ -55,27 +60,27 @@ def test_a_day_goes_before_three_days_and_the_earlier_deadline_first() -> None:
         work("late", hours=9),
         work("early", hours=2),
     ]
-    chosen = choose(waiting, [runner("r", slots=3)], running_by_account={})
+    chosen = choose(waiting, [runner("r", slots=3)], running={}, served={})
     assert [name for name, _ in names(chosen)] == ["early", "late", "flexible"]
 
 
 def test_the_account_that_runs_less_goes_first_whatever_the_deadlines() -> None:
     waiting = [work("big", chunk=c) for c in range(5)]
     waiting += [work("small", account="b", hours=70, flexible=True)]
-    chosen = choose(waiting, [runner("r", slots=2)], running_by_account={"a": 1})
+    chosen = choose(waiting, [runner("r", slots=2)], running={("batch_chunk", "a"): 1}, served={})
     assert [name for name, _ in names(chosen)] == ["small", "big"]
 
 
 def test_a_runner_with_the_base_loaded_is_taken_then_an_empty_one_then_another() -> None:
     runners = [runner("0", warm="llama"), runner("1"), runner("2", warm="qwen")]
     waiting = [work("w", chunk=c) for c in range(3)]
-    chosen = choose(waiting, runners, running_by_account={})
+    chosen = choose(waiting, runners, running={}, served={})
     assert [runner_id for _, runner_id in names(chosen)] == ["2", "1", "0"]
 
 
 def test_work_that_no_runner_can_take_holds_nothing_up() -> None:
     waiting = [work("stuck", base="llama", hours=1), work("runs", hours=2)]
-    chosen = choose(waiting, [runner("r", bases=("qwen",))], running_by_account={})
+    chosen = choose(waiting, [runner("r", bases=("qwen",))], running={}, served={})
     assert names(chosen) == [("runs", "r")]
 
 
@@ -110,7 +115,7 @@ def offers() -> st.SearchStrategy[list[RunnerOffer]]:
 def test_slots_are_never_overfilled_and_nothing_that_fits_is_left(
     waiting: list[WaitingWork], runners: list[RunnerOffer]
 ) -> None:
-    chosen = choose(waiting, runners, running_by_account={})
+    chosen = choose(waiting, runners, running={}, served={})
     taken = Counter((runner_id, item.kind) for item, runner_id in chosen)
     by_id = {offer.runner_id: offer for offer in runners}
     assert all(
@@ -143,7 +148,8 @@ def test_no_account_gets_a_second_slot_more_while_another_waits(
         for n in range(size)
     ]
     before = dict(zip("abcd", running, strict=True))
-    chosen = choose(waiting, [runner("r", slots=slots)], running_by_account=before)
+    queues = {("batch_chunk", account): count for account, count in before.items()}
+    chosen = choose(waiting, [runner("r", slots=slots)], running=queues, served={})
     gained = Counter(item.account_id for item, _ in chosen)
     share = {account: before[account] + gained[account] for account in accounts}
     for account, size in zip(accounts, sizes, strict=True):
@@ -156,5 +162,61 @@ def test_no_account_gets_a_second_slot_more_while_another_waits(
 def test_the_same_question_has_the_same_answer_in_any_order() -> None:
     waiting = [work("w", account=a, chunk=c) for a in "ab" for c in range(3)]
     runners = [runner("1"), runner("2", slots=2)]
-    first = choose(waiting, runners, running_by_account={})
-    assert first == choose(waiting[::-1], runners[::-1], running_by_account={})
+    first = choose(waiting, runners, running={}, served={})
+    assert first == choose(waiting[::-1], runners[::-1], running={}, served={})
+
+
+@given(
+    accounts=st.permutations("abcdef"),
+    slots=st.integers(1, 5),
+    lengths=st.lists(st.integers(1, 4), min_size=1, max_size=8),
+)
+def test_among_more_accounts_than_slots_each_gets_its_turn_within_a_round_of_all(
+    accounts: list[str], slots: int, lengths: list[int]
+) -> None:
+    running: list[tuple[int, str]] = []  # the time at which each attempt ends, and its account
+    served: dict[tuple[str, str], int] = {}
+    passed_over: Counter[str] = Counter()
+    granted = 0
+    for now in range(60):
+        running = [(end, account) for end, account in running if end > now]
+        waiting = [work(f"{account}{now}", account=account) for account in accounts]
+        chosen = choose(
+            waiting,
+            [runner("r", slots=slots - len(running))],
+            running=Counter(("batch_chunk", account) for _, account in running),
+            served=served,
+        )
+        for item, _ in chosen:
+            running.append((now + lengths[granted % len(lengths)], item.account_id))
+            granted += 1
+            served[item.queue] = granted
+            has_one = {account for _, account in running}
+            passed_over = Counter({a: passed_over[a] + 1 for a in accounts if a not in has_one})
+            assert all(times < len(accounts) for times in passed_over.values())
+
+
+def test_what_an_account_trains_takes_no_turn_from_its_batches() -> None:
+    waiting = [work("batch", account="a"), work("other", account="b")]
+    running = {("train", "a"): 1}
+    chosen = choose(waiting, [runner("r")], running=running, served={("batch_chunk", "b"): 1})
+    assert names(chosen) == [("batch", "r")]
+
+
+def test_work_waits_for_the_memory_that_it_needs() -> None:
+    small = replace(runner("small", slots=0), free_slots={"train": 1}, memory_gb=24)
+    large = replace(small, runner_id="large", memory_gb=48)
+    waiting = [training("job", account="a", memory_gb=48)]
+    assert choose(waiting, [small], running={}, served={}) == []
+    assert names(choose(waiting, [small, large], running={}, served={})) == [("job", "large")]
+
+
+def test_what_needs_little_memory_leaves_the_large_cards_to_others() -> None:
+    small = replace(runner("small"), free_slots={"train": 1}, memory_gb=24)
+    large = replace(small, runner_id="large", memory_gb=48)
+    waiting = [
+        training("light", account="a", memory_gb=24),
+        training("heavy", account="b", memory_gb=48),
+    ]
+    chosen = choose(waiting, [large, small], running={}, served={})
+    assert sorted(names(chosen)) == [("heavy", "large"), ("light", "small")]
