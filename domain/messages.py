@@ -22,6 +22,11 @@ from domain.catalog import AdapterMethod, Endpoint, TrainingMethod
 
 PROTOCOL_VERSION = 1
 
+CHUNK_OUTPUT, CHUNK_ERRORS = "output.jsonl", "errors.jsonl"
+"""What a chunk's attempt writes below its task's output prefix."""
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""The same of a training."""
+
 WORK_TOPIC = "work"
 RUNNERS_TOPIC = "runners"
 PROGRESS_TOPIC = "progress"

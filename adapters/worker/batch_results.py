@@ -14,13 +14,16 @@ from dataclasses import dataclass
 
 import structlog
 
+from adapters.worker.digests import OtherBytes, as_stored
 from adapters.worker.system_context import system_context
 from domain import ids
 from domain.commands.batches import (
     FinishBatch,
+    GiveUpBatch,
     LoseResult,
     ResultFile,
     finish_batch,
+    give_up_batch,
     lose_result,
     may_end_without_lost_at,
 )
@@ -62,20 +65,27 @@ class BatchResults:
 
     async def finalize(self, batch_id: str) -> None:
         """Ends with the batch finished; raises where the store or the database is in trouble, and
-        is then called again."""
+        is then called again. A result that is not what was reported counts as never given; and a
+        batch whose files cannot be written, long after its hold was to end, ends without them."""
         context = system_context(PART, work_id=batch_id, causation="finalize")
-        batch = await self._writer.execute(_finished, batch_id, context)
-        if batch is None:
-            return
-        try:
-            output, errors = await self._write(batch)
-        except ObjectMissing as missing:
-            lost = LoseResult(batch_id, key=str(missing))
-            await self._writer.execute(lose_result, lost, context)
-            raise
-        await self._writer.execute(finish_batch, FinishBatch(batch_id, output, errors), context)
-        log.info("batch ended", batch_id=batch_id, ending=batch.ending)
-        await self.forget_chunks(batch_id)
+        while (batch := await self._writer.execute(_finished, batch_id, context)) is not None:
+            try:
+                output, errors = await self._write(batch)
+                finish = FinishBatch(batch_id, output, errors)
+                await self._writer.execute(finish_batch, finish, context)
+            except (ObjectMissing, OtherBytes) as error:
+                spoilt = isinstance(error, OtherBytes)
+                lose = LoseResult(batch_id, key=str(error), spoilt=spoilt)
+                if not await self._writer.execute(lose_result, lose, context):
+                    raise
+                log.exception("a chunk's result is lost", batch_id=batch_id, key=str(error))
+            except Exception:
+                if not await self._writer.execute(give_up_batch, GiveUpBatch(batch_id), context):
+                    raise
+                log.exception("batch given up", batch_id=batch_id)
+            else:
+                log.info("batch ended", batch_id=batch_id, ending=batch.ending)
+                await self.forget_chunks(batch_id)
 
     async def _write(self, batch: _Finished) -> tuple[ResultFile | None, ResultFile | None]:
         """Output and error file; None for one that would be empty."""
@@ -103,13 +113,15 @@ class BatchResults:
     async def _output(self, batch: _Finished) -> AsyncIterator[bytes]:
         for chunk in batch.chunks:
             if chunk.result is not None and chunk.result.output is not None:
-                async for piece in self._objects.get(chunk.result.output.key):
+                ref, lines = chunk.result.output, chunk.result.completed
+                async for piece in _counted(as_stored(self._objects, ref), ref, lines):
                     yield piece
 
     async def _errors(self, batch: _Finished) -> AsyncIterator[bytes]:
         for index, chunk in enumerate(batch.chunks):
             if chunk.result is not None and chunk.result.errors is not None:
-                async for piece in self._objects.get(chunk.result.errors.key):
+                ref, lines = chunk.result.errors, chunk.result.failed
+                async for piece in _counted(as_stored(self._objects, ref), ref, lines):
                     yield piece
             if _lines_missing(chunk):
                 async for line in self._unanswered(batch, index):
@@ -129,11 +141,16 @@ class BatchResults:
         pieces = self._objects.get(
             batch.input.key, start_byte=plan.start_byte, end_byte=plan.end_byte
         )
+        missing = plan.requests - len(answered)
         try:
             async for line in _lines(splitter, pieces):
                 custom_id = _custom_id(line)
                 if custom_id not in answered:
+                    missing -= 1
                     yield write(UnansweredRequest(batch.batch_id, line.number, custom_id))
+            if missing:
+                # Answers to questions that the chunk does not have.
+                raise OtherBytes(_any_key(chunk))
         except ObjectMissing:
             if not batch.without_lost:
                 raise
@@ -149,7 +166,7 @@ class BatchResults:
             if stored is not None:
                 splitter = LineSplitter(line_bytes_max=RESULT_LINE_BYTES_MAX)
                 async for line in _lines(splitter, self._objects.get(stored.key)):
-                    answered.add(_custom_id(line))
+                    answered.add(_answered_id(line, stored))
         return answered
 
 
@@ -199,6 +216,32 @@ async def _lines(splitter: LineSplitter, pieces: AsyncIterator[bytes]) -> AsyncI
             yield line
     for line in splitter.finish():
         yield line
+
+
+async def _counted(
+    pieces: AsyncIterator[bytes], ref: StoredObject, lines: int
+) -> AsyncIterator[bytes]:
+    """The same pieces. Raises OtherBytes if they hold another number of lines."""
+    async for piece in pieces:
+        lines -= piece.count(b"\n")
+        yield piece
+    if lines:
+        raise OtherBytes(ref.key)
+
+
+def _any_key(chunk: Chunk) -> str:
+    """Of a chunk whose result has an object."""
+    assert chunk.result is not None
+    ref = chunk.result.output or chunk.result.errors
+    assert ref is not None
+    return ref.key
+
+
+def _answered_id(line: Line, ref: StoredObject) -> str:
+    try:
+        return _custom_id(line)
+    except (AssertionError, ValueError, KeyError, TypeError):
+        raise OtherBytes(ref.key) from None
 
 
 def _custom_id(line: Line) -> str:

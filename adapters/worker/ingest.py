@@ -18,12 +18,14 @@ import structlog
 from eventsourcing.persistence import InterfaceError, OperationalError
 from pydantic import ValidationError
 
+from adapters.worker.digests import is_stored
 from adapters.worker.fleet import SteadySeconds
 from adapters.worker.system_context import system_context
-from domain.commands.work import RecordReport, record_report
-from domain.errors import DuplicateDelivery, GridlineError
+from domain.commands.work import RecordReport, claimed_objects, claims_objects, record_report
+from domain.errors import DuplicateDelivery, GridlineError, Overloaded
 from domain.messages import ChunkProgress, Report, Started, TrainProgress
-from domain.ports import Record
+from domain.ports import Objects, Record
+from domain.stored import StoredObject
 from domain.unit_of_work import CommandContext, CommandWriter, PersonalRow, UnitOfWork
 from domain.work.kinds import find_kind
 
@@ -74,10 +76,12 @@ class Ingest:
         self,
         *,
         writer: CommandWriter,
+        objects: Objects,
         progress_event_seconds: float,
         steady_seconds: SteadySeconds,
     ) -> None:
         self._writer = writer
+        self._objects = objects
         self._event_seconds = progress_event_seconds
         self._now = steady_seconds
         self._last_progress: dict[str, float] = {}
@@ -107,8 +111,9 @@ class Ingest:
         reason = "unreadable"
         if report is not None:
             try:
+                stored = await self._as_claimed(report, context)
                 await self._writer.execute(
-                    record_report, RecordReport(report), context, tracking=position
+                    record_report, RecordReport(report, stored), context, tracking=position
                 )
             except DuplicateDelivery:
                 return
@@ -129,6 +134,18 @@ class Ingest:
             )
         except DuplicateDelivery:
             return
+
+    async def _as_claimed(
+        self, report: Report, context: CommandContext
+    ) -> tuple[StoredObject, ...]:
+        """The objects that the report claims and the store has just so."""
+        if not claims_objects(report):
+            return ()
+        claimed = await self._writer.execute(claimed_objects, report, context)
+        try:
+            return tuple([each for each in claimed if await is_stored(self._objects, each)])
+        except Exception as error:
+            raise Overloaded("The object store is away. Try again.") from error
 
     def _thin_out(self, deliveries: Sequence[_Delivery]) -> list[_Delivery]:
         newest = {

@@ -39,6 +39,7 @@ class Worker:
         self.loops = Loops()
         self._ingest = Ingest(
             writer=plane.writer,
+            objects=plane.objects,
             progress_event_seconds=plane.settings.progress_event_seconds,
             steady_seconds=time.monotonic,
         )

@@ -27,6 +27,9 @@ from domain.work.batch import Batch, BatchPlan
 from domain.work.quote import BatchQuote
 
 HOLD_MARGIN = timedelta(seconds=HOLD_MARGIN_SECONDS)
+GIVE_UP_AFTER = timedelta(minutes=30)
+"""How long past its hold's end a batch's files may still be tried to write: a store that is away
+for some minutes at that moment costs nobody a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,22 +163,52 @@ def may_end_without_lost_at(batch: Batch) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class LoseResult:
-    """`key` is of the object that the store does not have."""
+    """`key` is of the object that the store does not have, or that is `spoilt`: it is not the one
+    that was reported, and will not come back as that."""
 
     batch_id: str
     key: str
+    spoilt: bool = False
 
 
-def lose_result(uow: UnitOfWork, command: LoseResult) -> None:
+def lose_result(uow: UnitOfWork, command: LoseResult) -> bool:
     """A chunk's stored result is gone: once nobody waits for the store any more, the batch ends
-    without it, and it costs nothing. Losing it twice is losing it once."""
+    without it, and it costs nothing. Losing it twice is losing it once. Returns whether it was
+    lost now."""
     batch = uow.get(Batch, command.batch_id)
-    if not batch.may_finalize or uow.now < may_end_without_lost_at(batch):
-        return
+    waits = not command.spoilt and uow.now < may_end_without_lost_at(batch)
+    if not batch.may_finalize or waits:
+        return False
     for index, chunk in enumerate(batch.chunks):
         stored = (chunk.result.output, chunk.result.errors) if chunk.result else ()
         if any(ref is not None and ref.key == command.key for ref in stored):
             batch.lose_result(index, envelope=uow.envelope)
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpBatch:
+    batch_id: str
+
+
+def give_up_batch(uow: UnitOfWork, command: GiveUpBatch) -> bool:
+    """Ends a batch whose files could not be written until well after its hold was to end: without
+    files, and nothing is charged. Returns whether it did."""
+    batch = uow.get(Batch, command.batch_id)
+    if not batch.may_finalize or uow.now < may_end_without_lost_at(batch) + GIVE_UP_AFTER:
+        return False
+    release_hold(uow, batch.id)
+    _free(uow, batch)
+    batch.finish(
+        output_file_id=None,
+        error_file_id=None,
+        completed=0,
+        failed=batch.plan.quote.requests if batch.plan is not None else 0,
+        receipt=None,
+        envelope=uow.envelope,
+    )
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ current change nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from domain.commands.attempts import batches as chunks
@@ -17,9 +17,9 @@ from domain.commands.batches import end_batch_window, start_batch
 from domain.commands.fine_tuning import expire_fine_tuning_job, start_fine_tuning_job
 from domain.ids import BATCH, JOB
 from domain.messages import Report, Task
-from domain.stored import Attempt
+from domain.stored import Attempt, StoredObject
 from domain.unit_of_work import UnitOfWork
-from domain.work.kinds import find_work, kind_of
+from domain.work.kinds import find_kind, find_work, kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,10 @@ class KindCommands:
     """(work, chunk, runner): the next attempt, or None if none is wanted."""
     wait: Callable[[UnitOfWork, str], None]
     """Says that no runner is free."""
-    record: Callable[[UnitOfWork, Attempt, Report], None]
+    claims: Callable[[Report], tuple[StoredObject, ...]]
+    """Objects that a report says are stored, and that are recorded only as the store has them."""
+    record: Callable[[UnitOfWork, Attempt, Report, Collection[StoredObject]], None]
+    """With those of the claimed objects that the store has just so."""
     lose: Callable[[UnitOfWork, Attempt], None]
     """The attempt's runner is gone."""
     give_back: Callable[[UnitOfWork, Attempt], None]
@@ -49,6 +52,7 @@ COMMANDS: dict[str, KindCommands] = {
         start=start_batch,
         assign=chunks.assign,
         wait=chunks.wait,
+        claims=chunks.claims,
         record=chunks.record,
         lose=chunks.lose,
         give_back=chunks.lose,
@@ -59,6 +63,7 @@ COMMANDS: dict[str, KindCommands] = {
         start=start_fine_tuning_job,
         assign=trainings.assign,
         wait=trainings.wait,
+        claims=trainings.claims,
         record=trainings.record,
         lose=trainings.lose,
         give_back=trainings.give_back,
@@ -122,9 +127,11 @@ def give_attempt_back(uow: UnitOfWork, command: LoseAttempt) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RecordReport:
-    """A runner's report; its broker position is recorded in the same append."""
+    """A runner's report; its broker position is recorded in the same append. `stored` are those of
+    its claimed objects that the store has as claimed."""
 
     report: Report
+    stored: tuple[StoredObject, ...] = ()
 
 
 def record_report(uow: UnitOfWork, command: RecordReport) -> None:
@@ -132,7 +139,24 @@ def record_report(uow: UnitOfWork, command: RecordReport) -> None:
     about work that nobody knows."""
     attempt = command.report.attempt.to_log()
     if _is_current(uow, attempt):
-        _commands_of(attempt.work_id).record(uow, attempt, command.report)
+        _commands_of(attempt.work_id).record(uow, attempt, command.report, command.stored)
+
+
+def claims_objects(report: Report) -> bool:
+    """Whether the store is to be asked before the report is recorded."""
+    kind = find_kind(report.attempt.work_id)
+    return kind is not None and bool(COMMANDS[kind.prefix].claims(report))
+
+
+def claimed_objects(uow: UnitOfWork, report: Report) -> tuple[StoredObject, ...]:
+    """What is to be read from the store before the report is recorded: nothing of an attempt that
+    is not current, and nothing that is not the attempt's own. Reads only."""
+    attempt = report.attempt.to_log()
+    if not _is_current(uow, attempt):
+        return ()
+    of_kind = _commands_of(attempt.work_id)
+    prefix = of_kind.task(uow, attempt).output_prefix
+    return tuple(claimed for claimed in of_kind.claims(report) if claimed.key.startswith(prefix))
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,12 +281,10 @@ class Batch(Aggregate, topic="gridline.batch"):
             )
 
     def finish_chunk(self, attempt: Attempt, result: ChunkResult, *, envelope: Envelope) -> None:
-        """A chunk's final result, once; one that cannot be of this chunk is a failed try."""
+        """A chunk's final result, once; the caller has seen that it can be this chunk's."""
         if not self.is_current(attempt):
             return
-        if result.completed + result.failed > self.chunks[attempt.chunk].plan.requests:
-            self.fail_attempt(attempt, code="engine_failed", envelope=envelope)
-            return
+        assert result.completed + result.failed <= self.chunks[attempt.chunk].plan.requests
         self._chunk_finished(
             chunk=attempt.chunk, attempt=attempt.attempt, result=result, envelope=envelope
         )

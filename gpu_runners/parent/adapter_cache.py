@@ -13,11 +13,11 @@ import tempfile
 from collections import OrderedDict
 from pathlib import Path
 
-from domain.messages import AdapterRef, ObjectRef
+from domain.messages import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterRef, ObjectRef
 from domain.ports import Objects
 
 ADAPTERS_MAX = 32
-FILES = ("adapter_config.json", "adapter_model.safetensors")
+FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 
 
 class DigestMismatch(Exception):

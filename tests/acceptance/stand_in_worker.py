@@ -21,11 +21,14 @@ from domain.commands.work import (
     RecordReport,
     StartWork,
     assign_work,
+    claimed_objects,
     record_report,
     start_work,
 )
 from domain.inputs.batch_file import ChunkPlan
 from domain.messages import (
+    CHUNK_ERRORS,
+    CHUNK_OUTPUT,
     ChunkFinished,
     ModelUsage,
     ObjectRef,
@@ -126,8 +129,14 @@ def run_batch(served: Served, batch_id: str, *, requests: int) -> None:
             completed=requests - 1,
             failed=1,
             usage=(ModelUsage(model=BASE, input_tokens=30, output_tokens=10),),
+            output=_chunk_file(batch_id, CHUNK_OUTPUT) if requests > 1 else None,
+            errors=_chunk_file(batch_id, CHUNK_ERRORS),
         ),
     )
+
+
+def _chunk_file(batch_id: str, name: str) -> ObjectRef:
+    return ObjectRef(key=f"chunks/{batch_id}/0/1/{name}", bytes=1, sha256="0" * 64)
 
 
 def finish(served: Served, batch_id: str, *, output: bytes, errors: bytes) -> None:
@@ -148,7 +157,8 @@ def _result(served: Served, key: str, data: bytes) -> ResultFile:
 
 def _report(served: Served, attempt: Attempt, seq: int, body: ReportBody) -> None:
     report = Report(attempt=messages.Attempt.of(attempt), seq=seq, at=datetime.now(UTC), body=body)
-    served.run(record_report, RecordReport(report))
+    stored = served.run(claimed_objects, report)
+    served.run(record_report, RecordReport(report, stored))
 
 
 def follow(served: Served) -> None:

@@ -72,14 +72,14 @@ def batch_quote(
     )
 
 
-def chunk_plans(count: int) -> tuple[ChunkPlan, ...]:
-    """Chunks of LINES_PER_CHUNK lines, one after another."""
+def chunk_plans(count: int, *, lines: int = LINES_PER_CHUNK) -> tuple[ChunkPlan, ...]:
+    """Chunks of so many lines, one after another."""
     return tuple(
         ChunkPlan(
             start_byte=number * 100,
             end_byte=number * 100 + 100,
-            first_line=1 + number * LINES_PER_CHUNK,
-            requests=LINES_PER_CHUNK,
+            first_line=1 + number * lines,
+            requests=lines,
             sha256="0" * 64,
         )
         for number in range(count)
@@ -211,16 +211,21 @@ class ProductRig:
 
     # Worker and runners ---------------------------------------------------------------------
 
-    def validate(self, batch_id: str, *, chunks: int = 2, maximum_usd: str = "0.10") -> None:
+    def validate(
+        self,
+        batch_id: str,
+        *,
+        chunks: int = 2,
+        lines: int = LINES_PER_CHUNK,
+        maximum_usd: str = "0.10",
+    ) -> None:
         self.run(
             batches.record_batch_plan,
             batches.RecordBatchPlan(
                 batch_id=batch_id,
-                chunks=chunk_plans(chunks),
+                chunks=chunk_plans(chunks, lines=lines),
                 first_lines={},
-                quote=batch_quote(
-                    requests=chunks * LINES_PER_CHUNK, maximum_nano_usd=nano_usd(maximum_usd)
-                ),
+                quote=batch_quote(requests=chunks * lines, maximum_nano_usd=nano_usd(maximum_usd)),
             ),
         )
 
@@ -235,7 +240,8 @@ class ProductRig:
     def report(self, attempt: Attempt, body: ReportBody) -> None:
         report = Report(attempt=messages.Attempt.of(attempt), seq=1, at=self.clock.now(), body=body)
         tracking = ("cluster/progress/0", next(self._offsets))
-        self.run(work.record_report, work.RecordReport(report), tracking=tracking)
+        stored = self.run(work.claimed_objects, report)
+        self.run(work.record_report, work.RecordReport(report, stored), tracking=tracking)
 
     def lose(self, attempt: Attempt) -> None:
         self.run(work.lose_attempt, work.LoseAttempt(attempt))

@@ -383,13 +383,14 @@ class ScriptedRunner:
                 yield json.dumps(record).encode() + b"\n"
 
         key = f"{task.output_prefix}output.jsonl"
+        usage = (ModelUsage(model=BASE, input_tokens=5 * len(ids), output_tokens=len(ids)),)
         output = ObjectRef.of(await self.rig.plane.objects.put(key, lines())) if ids else None
         return self.report(
             message.attempt,
             ChunkFinished(
                 completed=len(ids),
                 failed=0,
-                usage=(ModelUsage(model=BASE, input_tokens=100, output_tokens=10),) if ids else (),
+                usage=usage if ids else (),
                 output=output,
                 cancelled=len(ids) < task.requests,
             ),

@@ -65,6 +65,10 @@ from domain.ledger.key_spend import KeySpend, SpendLimits
 from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import PriceList
 from domain.messages import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    CHUNK_ERRORS,
+    CHUNK_OUTPUT,
     AttemptFailed,
     ChunkFinished,
     ChunkProgress,
@@ -507,7 +511,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _report(self, attempt: Attempt, body: Any) -> Report:
         named = messages.Attempt.of(attempt)
-        return Report(attempt=named, seq=1, at=self.clock.now(), body=body)
+        return Report(attempt=named, seq=1, at=self.clock.now(), body=_placed(attempt, body))
 
     @precondition(lambda self: self.attempts)
     @rule(data=st.data())
@@ -594,7 +598,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Any message, in any order, any number of times: the second time changes nothing."""
         was_current = self._work(report.attempt.work_id).is_current(report.attempt)
         before = dict(self.auditor.versions)
-        command = work.RecordReport(report)
+        command = work.RecordReport(report, self.run(work.claimed_objects, report))
         tracking = (f"cluster-{id(self)}/progress/0", next(self.offsets))
         self.run(work.record_report, command, tracking=tracking)
         if not was_current:
@@ -805,6 +809,26 @@ def _chunk_bodies(models: list[str]) -> st.SearchStrategy[Any]:
         st.just(ChunkFinished(completed=LINES_PER_CHUNK, failed=1)),
         st.just(AttemptFailed(code="engine_failed", message="The engine failed.")),
     )
+
+
+def _placed(attempt: Attempt, body: Any) -> Any:
+    """The same, with the objects that the attempt would have stored."""
+
+    prefix = f"chunks/{attempt.work_id}/{attempt.chunk}/{attempt.attempt}/"
+    if isinstance(body, TrainFinished):
+        prefix = f"adapters/{attempt.work_id}/{attempt.attempt}/"
+
+    def ref(name: str) -> ObjectRef:
+        return ObjectRef(key=prefix + name, bytes=9, sha256="2" * 64)
+
+    if isinstance(body, TrainFinished):
+        files = {"adapter_config": ref(ADAPTER_CONFIG), "adapter_weights": ref(ADAPTER_WEIGHTS)}
+        return body.model_copy(update=files)
+    if isinstance(body, ChunkFinished):
+        output = ref(CHUNK_OUTPUT) if body.completed else None
+        errors = ref(CHUNK_ERRORS) if body.failed else None
+        return body.model_copy(update={"output": output, "errors": errors})
+    return body
 
 
 _ADAPTER = ObjectRef(key="adapters/x", bytes=1, sha256="2" * 64)

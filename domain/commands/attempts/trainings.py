@@ -1,13 +1,22 @@
 """What a fine-tuning job does with attempts of its training: `domain/commands/work.py` calls it.
-Messages end here: the log keeps shapes of its own."""
+Messages end here: the log keeps shapes of its own.
+
+Whoever can write to the topics can write a report, so none is believed: tokens are within the
+quote, the adapter's files are the attempt's own, and what is registered of them was read from the
+store."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from datetime import timedelta
 
 from domain.commands.fine_tuning import end_failed, lose_runner, succeed
 from domain.inputs.hyperparameters import Hyperparameters
+from domain.limits import ADAPTER_BYTES_MAX
 from domain.messages import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
     AttemptFailed,
     ObjectRef,
     Report,
@@ -18,10 +27,14 @@ from domain.messages import (
     TrainProgress,
     TrainTask,
 )
-from domain.stored import Attempt, exact, exact_or_none
+from domain.stored import Attempt, StoredObject, exact, exact_or_none
 from domain.unit_of_work import UnitOfWork
 from domain.work.fine_tuning_job import FineTuningJob, TrainingResult
 
+FAILURE_CHARACTERS_MAX = 1_000
+"""Of a runner's message to the customer: it is kept for ever."""
+_IMPOSSIBLE = "What was reported cannot be of this training. Nothing is charged; create it again."
+_OTHER_FILES = "The stored adapter is not what was reported. Nothing is charged; create it again."
 RUN_MARGIN = timedelta(minutes=10)
 """A runner enforces a training's time limit itself; the log's deadline is later by this."""
 
@@ -51,38 +64,84 @@ def give_back(uow: UnitOfWork, attempt: Attempt) -> None:
         lose_runner(uow, job)
 
 
-def record(uow: UnitOfWork, attempt: Attempt, report: Report) -> None:
+def record(
+    uow: UnitOfWork, attempt: Attempt, report: Report, stored: Collection[StoredObject]
+) -> None:
     """That it began, how far it is, and how it ended."""
     job = uow.get(FineTuningJob, attempt.work_id)
     deadline = uow.now + timedelta(seconds=job.settings.time_limit_seconds) + RUN_MARGIN
     # Whatever comes first shows that the runner has begun: `started` may be lost.
     job.begin(attempt, deadline=deadline, envelope=uow.envelope)
+    bound = job.settings.quote.training_tokens_upper_bound
     match report.body:
         case TrainProgress() as progress:
+            if progress.step > progress.steps or progress.trained_tokens > bound:
+                return
             job.record_progress(
                 attempt,
                 step=progress.step,
                 steps=progress.steps,
                 trained_tokens=progress.trained_tokens,
-                train_loss=exact_or_none(progress.train_loss),
-                eval_loss_before=exact_or_none(progress.eval_loss_before),
+                train_loss=exact_or_none(_finite(progress.train_loss)),
+                eval_loss_before=exact_or_none(_finite(progress.eval_loss_before)),
                 envelope=uow.envelope,
             )
         case TrainFinished() as finished:
-            succeed(uow, job, _result(finished))
+            if not _is_possible(job, attempt, finished):
+                end_failed(uow, job, code="training_failed", message=_IMPOSSIBLE)
+            elif not {*claims(report)} <= {*stored}:
+                end_failed(uow, job, code="adapter_invalid", message=_OTHER_FILES)
+            else:
+                succeed(uow, job, _result(finished))
         case AttemptFailed() as failure:
+            possible = failure.trained_tokens <= bound
             end_failed(
                 uow,
                 job,
-                code=failure.code,
-                message=failure.message,
-                trained_tokens=failure.trained_tokens,
+                code=failure.code if possible else "training_failed",
+                message=failure.message[:FAILURE_CHARACTERS_MAX] if possible else _IMPOSSIBLE,
+                trained_tokens=failure.trained_tokens if possible else 0,
             )
         case TrainCancelled():
             # Only a runner that shuts down cancels unasked: the job itself was not cancelled.
             lose_runner(uow, job)
         case _:
             pass
+
+
+def claims(report: Report) -> tuple[StoredObject, ...]:
+    """The adapter that a report says is stored: it is read from the store before it is recorded."""
+    if not isinstance(report.body, TrainFinished):
+        return ()
+    return report.body.adapter_config.to_log(), report.body.adapter_weights.to_log()
+
+
+def _is_possible(job: FineTuningJob, attempt: Attempt, report: TrainFinished) -> bool:
+    quote, prefix = job.settings.quote, _output_prefix(attempt)
+    keys = (report.adapter_config.key, report.adapter_weights.key)
+    measured = (
+        report.train_loss,
+        report.train_accuracy,
+        report.eval_loss_before,
+        report.eval_loss,
+        report.eval_accuracy,
+        report.seconds,
+    )
+    return (
+        keys == (prefix + ADAPTER_CONFIG, prefix + ADAPTER_WEIGHTS)
+        and report.loss_tokens <= report.trained_tokens <= quote.training_tokens_upper_bound
+        and report.eval_rows <= quote.eval_rows
+        and report.adapter_weights.bytes <= ADAPTER_BYTES_MAX
+        and all(each is None or math.isfinite(each) for each in measured)
+    )
+
+
+def _finite(measured: float | None) -> float | None:
+    return measured if measured is not None and math.isfinite(measured) else None
+
+
+def _output_prefix(attempt: Attempt) -> str:
+    return f"adapters/{attempt.work_id}/{attempt.attempt}/"
 
 
 def task(uow: UnitOfWork, attempt: Attempt) -> Task:
@@ -100,7 +159,7 @@ def task(uow: UnitOfWork, attempt: Attempt) -> Task:
         validation=ObjectRef.of(validation.object) if validation is not None else None,
         eval_rows=settings.quote.eval_rows,
         time_limit_seconds=settings.time_limit_seconds,
-        output_prefix=f"adapters/{job.id}/{attempt.attempt}/",
+        output_prefix=_output_prefix(attempt),
     )
 
 

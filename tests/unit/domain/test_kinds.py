@@ -130,7 +130,7 @@ def lose(uow: UnitOfWork, attempt: Attempt) -> None:
     uow.get(Merge, attempt.work_id).lose(envelope=uow.envelope)
 
 
-def record(uow: UnitOfWork, attempt: Attempt, _report: messages.Report) -> None:
+def record(uow: UnitOfWork, attempt: Attempt, _report: messages.Report, _stored: Any) -> None:
     capture_hold(uow, attempt.work_id, CHARGE)
     uow.get(Merge, attempt.work_id).merge(envelope=uow.envelope)
 
@@ -164,6 +164,7 @@ def merges_are_a_kind() -> Iterator[None]:
         start=start,
         assign=assign,
         wait=nothing,
+        claims=lambda _report: (),
         record=record,
         lose=lose,
         give_back=lose,
