@@ -8,6 +8,7 @@ its answer needs and for where its body is, and the body goes to the engine chil
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -78,24 +79,32 @@ def read_lines(file: BinaryIO, task: BatchChunkTask) -> tuple[RequestLine, ...]:
     splitter = LineSplitter(
         line_bytes_max=BATCH_LINE_BYTES_MAX, first_line=task.first_line, start_byte=task.start_byte
     )
+    digest = hashlib.sha256()
     found: list[RequestLine] = []
-    while block := file.read(MIB):
-        found += (_request_line(line, task) for line in splitter.feed(block))
-    found += (_request_line(line, task) for line in splitter.finish())
-    if len(found) != task.requests:
-        raise InputDamaged("another number of lines")
+    for line in _lines(splitter, file):
+        if line.content is None:
+            raise InputDamaged("a line that is too long")
+        digest.update(line.content)
+        digest.update(b"\n")
+        found.append(_request_line(line.content, line, task))
+    if len(found) != task.requests or digest.hexdigest() != task.sha256:
+        raise InputDamaged("other lines")
     return tuple(found)
 
 
-def _request_line(line: Line, task: BatchChunkTask) -> RequestLine:
-    if line.content is None:
-        raise InputDamaged("a line that is too long")
+def _lines(splitter: LineSplitter, file: BinaryIO) -> Iterator[Line]:
+    while block := file.read(MIB):
+        yield from splitter.feed(block)
+    yield from splitter.finish()
+
+
+def _request_line(content: bytes, line: Line, task: BatchChunkTask) -> RequestLine:
     try:
-        fields = {key: (start, end) for key, start, end in members(line.content)}
+        fields = {key: (start, end) for key, start, end in members(content)}
         body_start, body_end = fields["body"]
-        in_body = {key: (start, end) for key, start, end in members(line.content, body_start)}
-        custom_id = json.loads(line.content[slice(*fields["custom_id"])])
-        model = json.loads(line.content[slice(*in_body["model"])])
+        in_body = {key: (start, end) for key, start, end in members(content, body_start)}
+        custom_id = json.loads(content[slice(*fields["custom_id"])])
+        model = json.loads(content[slice(*in_body["model"])])
     except (ValueError, KeyError):
         raise InputDamaged("a line that is no request") from None
     at = line.start_byte - task.start_byte

@@ -80,13 +80,14 @@ def write_lines(path: Path) -> int:
 async def run(directory: Path) -> dict[str, Any]:
     size = write_lines(directory / "lines.jsonl")
     objects = DiskObjects(directory / "objects")
-    await objects.put_file("files/1", directory / "lines.jsonl")
+    stored = await objects.put_file("files/1", directory / "lines.jsonl")
     task = BatchChunkTask(
         input_key="files/1",
         start_byte=0,
         end_byte=size,
         first_line=1,
         requests=HOSTILE_LINES + LONG_ANSWERS,
+        sha256=stored.sha256,
         endpoint="/v1/chat/completions",
         base=BASE,
         output_prefix="chunks/1/",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -48,6 +49,13 @@ def test_what_is_no_object_is_an_error_and_no_endless_search(text: str) -> None:
         list(members(text.encode()))
 
 
+def digest_of(content: bytes) -> str:
+    """As batch validation makes it: of the lines that are no blank ones."""
+    lines = [line.removesuffix(b"\r") for line in content.split(b"\n")]
+    kept = [line + b"\n" for line in lines if line.strip()]
+    return hashlib.sha256(b"".join(kept)).hexdigest()
+
+
 def chunk(content: bytes, **fields: Any) -> tuple[FakeObjects, BatchChunkTask]:
     objects = FakeObjects()
     ref = objects.add("files/1", b"before\n" + content + b"after")
@@ -57,6 +65,7 @@ def chunk(content: bytes, **fields: Any) -> tuple[FakeObjects, BatchChunkTask]:
         "end_byte": 7 + len(content),
         "first_line": 2,
         "requests": 2,
+        "sha256": digest_of(content),
         "endpoint": "/v1/chat/completions",
         "base": "b",
         "output_prefix": "chunks/1/",
@@ -94,6 +103,15 @@ async def test_other_lines_than_those_that_were_checked_are_an_error(
 ) -> None:
     with pytest.raises(InputDamaged):
         await lines_of(tmp_path, content)
+
+
+async def test_lines_of_other_bytes_than_those_that_were_checked_are_an_error(
+    tmp_path: Path,
+) -> None:
+    content = LINE + b"\n" + LINE + b"\n"
+    assert len(await lines_of(tmp_path, content)) == 2
+    with pytest.raises(InputDamaged):
+        await lines_of(tmp_path, content, sha256=digest_of(content.replace(b"1]", b"2]")))
 
 
 SKIM = """

@@ -216,6 +216,17 @@ async def test_an_input_that_is_gone_fails_the_attempt(bench: Bench) -> None:
     assert body.code == "engine_failed"
 
 
+async def test_an_input_that_changed_since_it_was_checked_runs_none_of_it(bench: Bench) -> None:
+    task = bench.chunk([chat("one"), chat("two")])
+    stored = bench.objects.stored[task.input_key]
+    bench.objects.stored[task.input_key] = stored.replace(b"two", b"ten")
+    body = (await bench.final(await bench.assign(task))).body
+    assert isinstance(body, AttemptFailed)
+    assert body.code == "input_changed"
+    assert bench.runner.engines.pids == []
+    assert [key for key in bench.objects.stored if key.startswith("chunks/")] == []
+
+
 async def test_a_stopped_runner_names_what_it_abandons_and_leaves_no_child(tmp_path: Path) -> None:
     async with running_runner(tmp_path) as bench:
         attempt = await bench.assign(bench.chunk([chat(SLOW) for _ in range(100)]))
