@@ -6,6 +6,7 @@ is a few lines.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -13,6 +14,7 @@ from importlib import resources
 from typing import Any
 
 from adapters.event_log.event_store import EventStore, decode
+from adapters.event_log.memory_store import MemoryWriter
 from adapters.event_log.postgres import Connection, connect
 from adapters.event_log.writer import Writer
 from domain import messages
@@ -40,7 +42,7 @@ from domain.messages import (
     TrainProgress,
 )
 from domain.stored import Attempt, StoredObject, TokenUsage
-from domain.unit_of_work import CommandContext
+from domain.unit_of_work import A, CommandContext
 from domain.work.quote import BatchQuote
 from projections.follower import Follower
 from projections.registry import FOLLOWING, INLINE
@@ -100,59 +102,45 @@ class CountingIds:
 
 
 def stored_object(key: str) -> StoredObject:
-    return StoredObject(key=key, bytes=100, sha256="0" * 64)
+    """Its digest is of its key, so that no two are alike."""
+    return StoredObject(key=key, bytes=100, sha256=hashlib.sha256(key.encode()).hexdigest())
 
 
 def object_ref(key: str) -> ObjectRef:
     return ObjectRef.of(stored_object(key))
 
 
-class ProductRig:
-    """One account with a key, prices published; `connection` reads, `run` commands."""
+class Story:
+    """What customers, the worker and runners do, each step one command, for one account with a key
+    and published prices. Whoever inherits it says where commands run."""
 
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self.clock = FakeClock()
-        self.ids = CountingIds()
-        self.writer = Writer(
-            EventStore(database.application_url, projections=INLINE),
-            clock=self.clock,
-            ids=self.ids,
-        )
-        self.connection = self.connect()
-        self._commands = itertools.count(1)
+    clock: FakeClock
+    ids: CountingIds
+
+    def run(self, handler: Callable[..., Any], command: Any, **options: Any) -> Any:
+        """Runs a command at once; returns what its handler does, or raises."""
+        raise NotImplementedError
+
+    def open(self) -> None:
+        """Before anything else."""
         self._offsets = itertools.count(1)
         self.run(price_commands.publish_prices, price_commands.PublishPrices(prices=PRICES))
         self.account_id, self.key_id = self.open_account("someone@example.com")
 
-    def close(self) -> None:
-        self.connection.close()
-        self.writer.close()
-
-    def connect(self) -> Connection:
-        return connect(self.database.application_url, name="test")
-
-    def runner(self, *, batch_size: int = 200) -> Follower:
-        return Follower(self.connect, decode, FOLLOWING, batch_size=batch_size)
-
-    def run(self, handler: Callable[..., Any], command: Any, **options: Any) -> Any:
-        context = CommandContext(
-            actor="system:test",
-            correlation_id="test",
-            causation="test",
-            command_id=f"command-{next(self._commands)}",
-        )
-        return self.writer.submit(handler, command, context, **options).result(PATIENCE_SECONDS)
-
     # Customers ------------------------------------------------------------------------------
 
     def open_account(self, email: str, *, credit_usd: str = "25") -> tuple[str, str]:
+        return self.open_account_with(nano_usd(credit_usd), email=email)
+
+    def open_account_with(
+        self, credit_nano_usd: int, *, email: str = "new@example.com"
+    ) -> tuple[str, str]:
         opened = self.run(
             accounts.open_account,
             accounts.OpenAccount(
                 email=email,
                 limits=AccountLimits(open_fine_tunes=3, open_batches=10),
-                credit_nano_usd=nano_usd(credit_usd),
+                credit_nano_usd=credit_nano_usd,
                 secret=key_commands.KeySecret(
                     sha256=f"sha of {email}", prefix="gl_abc", name="first"
                 ),
@@ -329,6 +317,77 @@ class ProductRig:
         self.start(open_batch)
         self.assign(open_batch, 1)
         self.run(files.delete_file, files.DeleteFile(self.account_id, self.store_file("batch")))
+
+
+def context(number: int) -> CommandContext:
+    """Of a test's command."""
+    return CommandContext(
+        actor="system:test",
+        correlation_id="test",
+        causation="test",
+        command_id=f"command-{number}",
+    )
+
+
+class ProductRig(Story):
+    """On PostgreSQL; `connection` reads."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.clock = FakeClock()
+        self.ids = CountingIds()
+        self.writer = Writer(
+            EventStore(database.application_url, projections=INLINE),
+            clock=self.clock,
+            ids=self.ids,
+        )
+        self.connection = self.connect()
+        self._commands = itertools.count(1)
+        self.open()
+
+    def close(self) -> None:
+        self.connection.close()
+        self.writer.close()
+
+    def connect(self) -> Connection:
+        return connect(self.database.application_url, name="test")
+
+    def runner(self, *, batch_size: int = 200) -> Follower:
+        return Follower(self.connect, decode, FOLLOWING, batch_size=batch_size)
+
+    def run(self, handler: Callable[..., Any], command: Any, **options: Any) -> Any:
+        future = self.writer.submit(handler, command, context(next(self._commands)), **options)
+        return future.result(PATIENCE_SECONDS)
+
+
+class MemoryStory(Story):
+    """On a log in memory."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.ids = CountingIds()
+        self.writer = MemoryWriter(clock=self.clock, ids=self.ids)
+        self._commands = itertools.count(1)
+        self.open()
+
+    def run(self, handler: Callable[..., Any], command: Any, **options: Any) -> Any:
+        future = self.writer.submit(handler, command, context(next(self._commands)), **options)
+        return future.result()
+
+    def of(self, cls: type[A], id: str) -> A:
+        """The aggregate, folded afresh from the log."""
+        found = self.writer.load(cls, id)
+        assert found is not None
+        return found
+
+    def last(self, event: type[Any]) -> Any:
+        """The newest event of that type."""
+        return [each for _, each in self.writer.events() if isinstance(each, event)][-1]
+
+    @property
+    def position(self) -> int:
+        """Of the log's end: what does not change it changed nothing."""
+        return len(self.writer.events())
 
 
 def train_finished(job_id: str, *, trained_tokens: int = 900) -> TrainFinished:
