@@ -40,6 +40,7 @@ from adapters.embedded.process import (
 SUPERUSER = "postgres"
 OWNER = "gridline_owner"
 APPLICATION = "gridline"
+ROLES = (SUPERUSER, OWNER, APPLICATION)
 DATABASE = "gridline"
 
 START_SECONDS_MAX = 60.0
@@ -130,12 +131,19 @@ class Postgres:
         return self.url(OWNER)
 
     def _passwords(self) -> dict[str, str]:
-        path = self.directory / "postgres-passwords.json"
+        path = self._password_file
         if not path.exists():
-            drawn = {role: secrets.token_hex(24) for role in (SUPERUSER, OWNER, APPLICATION)}
+            drawn = {role: secrets.token_hex(24) for role in ROLES}
             write_private(path, json.dumps(drawn))
-        stored: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-        return stored
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            return {role: str(stored[role]) for role in ROLES}
+        except (OSError, ValueError, TypeError, LookupError):
+            raise CannotStart(f"{path} does not hold the passwords of the cluster") from None
+
+    @property
+    def _password_file(self) -> Path:
+        return self.directory / "postgres-passwords.json"
 
     def _refuse_another_version(self) -> None:
         path = self._data / "PG_VERSION"
@@ -174,7 +182,10 @@ class Postgres:
             try:
                 self._as_superuser().close()
             except psycopg.OperationalError as error:
-                if self.child.ended(within_seconds=POLL_SECONDS):
+                if "authentication failed" in str(error):  # ours speaks English
+                    reason = f"does not know the passwords of {self._password_file}"
+                    self.stop()
+                elif self.child.ended(within_seconds=POLL_SECONDS):
                     reason = f"ended with status {self.child.process.returncode}"
                 elif time.monotonic() > deadline:
                     self.stop()

@@ -30,6 +30,7 @@ from adapters.embedded.private_file import write_private
 from adapters.embedded.process import CannotStart, Child, ask_to_end, launch
 from adapters.event_log.migrate import migrate
 from adapters.settings import Settings
+from adapters.start import CANNOT_START
 
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "api": ("-m", "api"),
@@ -94,6 +95,7 @@ class Supervisor:
         self._operator_settings = settings
         self._port = port
         self._listener: socket.socket | None = None
+        self._is_ready = False
         self._programs: dict[str, Child] = {}
         self._deaths: dict[str, int] = {}
         self._started_at: dict[str, float] = {}
@@ -102,11 +104,16 @@ class Supervisor:
     def run(self, environment: Mapping[str, str]) -> None:
         """Returns after an orderly end; `environment` is what the programs get besides our
         settings. Raises CannotStart."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with ExitStack() as stack:
-            stack.callback(_lock(self._directory).close)
-            if self._ready_file is not None:
-                self._ready_file.unlink(missing_ok=True)
+            try:
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                stack.callback(_lock(self._directory).close)
+                if self._ready_file is not None:
+                    write_private(self._ready_file, "")
+                    self._ready_file.unlink()
+            except OSError as error:
+                place = error.filename or self._directory
+                raise CannotStart(f"{place} cannot be written: {error.strerror}") from error
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, _raise_stop)
             patience = HURRIED_SECONDS
@@ -149,6 +156,7 @@ class Supervisor:
         for name in self._commands:
             self._launch(name, environment)
         self._await_ready(environment)
+        self._is_ready = True
         self._write_ready_file(api_key)
         self._say(f"Ready after {time.monotonic() - began:.1f} s.")
         self._say(_welcome(base_url=self.base_url, api_key=api_key, directory=self._directory))
@@ -244,7 +252,10 @@ class Supervisor:
         return restarted
 
     def _schedule_restart(self, name: str, child: Child) -> None:
+        """Raises CannotStart where another try at the first start would end in the same way."""
         child.kill_group()
+        if child.process.returncode == CANNOT_START and not self._is_ready:
+            raise CannotStart(f"{name} cannot start: {child.log_tail().splitlines()[-1]}")
         if time.monotonic() - self._started_at[name] > STEADY_SECONDS:
             self._deaths[name] = 0
         deaths = self._deaths.get(name, 0)

@@ -11,10 +11,10 @@ from adapters.embedded.supervisor import Supervisor
 from adapters.settings import Settings, process_environment
 
 API = """
-import http.server, os, signal, socket
+import http.server, json, os, signal, socket
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        body = str(os.getpid()).encode()
+        body = json.dumps({"ready": True, "runners": 1, "pid": os.getpid()}).encode()
         self.send_response(200); self.send_header("content-length", str(len(body)))
         self.end_headers(); self.wfile.write(body)
 listener = socket.socket(fileno=int(os.environ["GRIDLINE_LISTEN_FD"]))

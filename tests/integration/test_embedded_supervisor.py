@@ -166,13 +166,13 @@ def test_a_program_that_cannot_start_is_named_with_its_last_words(quick_path: Pa
 def test_requests_wait_while_the_api_is_started_again(instance: Instance) -> None:
     """Sent without a pause while it is killed three times: none is refused a connection."""
     root = instance.ready["base_url"].removesuffix("/openai/v1")
-    before, served_by, refused = instance.pids["api"], set[str](), list[Exception]()
+    before, served_by, refused = instance.pids["api"], set[int](), list[Exception]()
     stop = threading.Event()
 
     def ask() -> None:
         while not stop.is_set():
             try:
-                served_by.add(httpx2.get(root, timeout=SECONDS_MAX).text)
+                served_by.add(httpx2.get(root, timeout=SECONDS_MAX).json()["pid"])
             except httpx2.ConnectError as error:
                 refused.append(error)
             except httpx2.TransportError:
@@ -183,10 +183,10 @@ def test_requests_wait_while_the_api_is_started_again(instance: Instance) -> Non
     try:
         for _ in range(3):
             before = instance.pids["api"]
-            wait_until(lambda: str(instance.pids["api"]) in served_by)
+            wait_until(lambda: instance.pids["api"] in served_by)
             os.kill(before, signal.SIGKILL)
             wait_until(lambda: instance.pids["api"] != before)  # noqa: B023
-        wait_until(lambda: str(instance.pids["api"]) in served_by)
+        wait_until(lambda: instance.pids["api"] in served_by)
     finally:
         stop.set()
         asking.join()
