@@ -47,4 +47,9 @@ def account_slug(account_id: str) -> str:
 
 def fine_tuned_model_name(base: str, account_id: str, job_id: str) -> str:
     """`ft:<base>:<org>:<first 12 hex of the job id>` (migration page, "Model names")."""
-    return f"ft:{base}:{account_slug(account_id)}:{job_id.removeprefix(JOB)[:12]}"
+    return f"ft:{base}:{account_slug(account_id)}:{model_suffix(job_id)}"
+
+
+def model_suffix(job_id: str) -> str:
+    """The part of a model's name that is its job's."""
+    return job_id.removeprefix(JOB)[:12]

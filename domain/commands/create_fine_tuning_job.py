@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from domain import ids
+from domain.catalog import CATALOG
 from domain.commands.create_batch import texts_row
 from domain.commands.idempotency import Origin, made_before, remember
 from domain.commands.ownership import file_of
@@ -27,6 +28,8 @@ from domain.stored import StoredObject
 from domain.unit_of_work import UnitOfWork
 from domain.work.fine_tuning_job import FineTuningJob, JobFile, JobSettings
 from domain.work.quote import FineTuneQuote, JobInput, quote_fine_tune
+
+TRAINABLE = tuple(base.id for base in CATALOG.values() if base.fine_tuning is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,9 @@ def create_fine_tuning_job(uow: UnitOfWork, command: CreateFineTuningJob) -> str
     if made is not None:
         return made
     training, validation, quote = _admitted(uow, command)
-    job_id = _free_job_id(uow, create, origin.account_id)
-    uow.get(Account, origin.account_id).take_fine_tune_slot(job_id, envelope=uow.envelope)
+    account = uow.get(Account, origin.account_id)
+    job_id = _free_job_id(uow, account)
+    account.take_fine_tune_slot(job_id, envelope=uow.envelope)
     for file in (training, validation):
         if file is not None:
             file.pin(job_id, envelope=uow.envelope)
@@ -130,12 +134,16 @@ def _facts(file: File) -> TrainingFacts:
     return file.training
 
 
-def _free_job_id(uow: UnitOfWork, create: FineTuneCreate, account_id: str) -> str:
-    """A job id whose first 12 digits, the model's name, are unused in the account."""
+def _free_job_id(uow: UnitOfWork, account: Account) -> str:
+    """A job id whose first 12 digits, which name its model, are those of no other model of the
+    account, of whatever base, and of no job that may make one."""
     while True:
         job_id = uow.new_id(ids.JOB)
-        name = ids.fine_tuned_model_name(create.base.id, account_id, job_id)
-        if uow.find(FineTunedModel, name) is None:
+        names = (ids.fine_tuned_model_name(base, account.id, job_id) for base in TRAINABLE)
+        open_jobs = {ids.model_suffix(each) for each in account.open_fine_tunes}
+        if ids.model_suffix(job_id) not in open_jobs and not any(
+            uow.find(FineTunedModel, name) for name in names
+        ):
             return job_id
 
 

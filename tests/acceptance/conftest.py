@@ -12,7 +12,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,16 +169,22 @@ def running_api(
         control_plane(
             Settings(database_url=database.application_url, object_store_url=directory.as_uri())
         ) as plane,
-        socket.create_server(("127.0.0.1", 0)) as listener,
+        serving(Api(control=plane, lease_seconds=30, upload_bytes_max=UPLOAD_BYTES_MAX)) as root,
     ):
-        app = create_app(Api(control=plane, lease_seconds=30, upload_bytes_max=UPLOAD_BYTES_MAX))
-        server = uvicorn.Server(server_config(app, stop_seconds=5.0))
+        api = RunningApi(plane=plane, root=root, objects_directory=directory)
+        api.run(publish_prices, PublishPrices(PriceList.from_json(PRICES.read_bytes())))
+        yield api
+
+
+@contextmanager
+def serving(api: Api) -> Iterator[str]:
+    """The URL at which it is served, by a thread."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(server_config(create_app(api), stop_seconds=5.0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         host, port = listener.getsockname()
-        api = RunningApi(plane=plane, root=f"http://{host}:{port}", objects_directory=directory)
-        api.run(publish_prices, PublishPrices(PriceList.from_json(PRICES.read_bytes())))
-        yield api
+        yield f"http://{host}:{port}"
         server.should_exit = True
         thread.join()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from adapters.event_log.event_store import decode
@@ -29,6 +30,7 @@ from domain.inputs.batch_file import ChunkPlan
 from domain.messages import (
     CHUNK_ERRORS,
     CHUNK_OUTPUT,
+    AttemptFailed,
     ChunkFinished,
     ModelUsage,
     ObjectRef,
@@ -104,22 +106,37 @@ def succeed_training(served: Served, job_id: str) -> None:
     )
 
 
-def run_batch(served: Served, batch_id: str, *, requests: int) -> None:
-    """The batch is validated and runs: one of its requests has failed, the others are done."""
+def plan_batch(
+    served: Served, batch_id: str, *, requests: int, first_lines: Mapping[str, int] | None = None
+) -> None:
+    """Validation found nothing wrong; `first_lines` are those of the `ft:` models."""
+    chunk = ChunkPlan(start_byte=0, end_byte=1, first_line=1, requests=requests, sha256="0" * 64)
     served.run(
         record_batch_plan,
         RecordBatchPlan(
             batch_id=batch_id,
-            chunks=(
-                ChunkPlan(
-                    start_byte=0, end_byte=1, first_line=1, requests=requests, sha256="0" * 64
-                ),
-            ),
-            first_lines={},
+            chunks=(chunk,),
+            first_lines=first_lines or {},
             quote=batch_quote(requests=requests, maximum_nano_usd=20_000_000),
         ),
     )
-    served.run(start_work, StartWork(batch_id))
+
+
+@contextmanager
+def store_away(served: Served) -> Iterator[None]:
+    """The object store does not answer, as a disk that is not mounted."""
+    directory = served.api.objects_directory
+    elsewhere = directory.rename(directory.with_name("unmounted"))
+    try:
+        yield
+    finally:
+        elsewhere.rename(directory)
+
+
+def run_batch(served: Served, batch_id: str, *, requests: int) -> None:
+    """The batch is validated and runs: one of its requests has failed, the others are done."""
+    plan_batch(served, batch_id, requests=requests)
+    start(served, batch_id)
     attempt = served.run(assign_work, AssignWork(work_id=batch_id, chunk=0, runner_id="runner_1"))
     _report(
         served,
@@ -167,3 +184,16 @@ def follow(served: Served) -> None:
     runner = Follower(lambda: connect(url, name="test"), decode, FOLLOWING)
     runner.catch_up()
     runner.close()
+
+
+def start(served: Served, work_id: str) -> None:
+    """The scheduler's turn for a job or batch: it runs, waits or fails."""
+    served.run(start_work, StartWork(work_id))
+
+
+def fail_training(served: Served, job_id: str, *, code: str, message: str) -> None:
+    """The job's attempt trains some tokens and then ends without a result."""
+    start(served, job_id)
+    attempt = served.run(assign_work, AssignWork(work_id=job_id, chunk=0, runner_id="runner_1"))
+    _report(served, attempt, 1, Started())
+    _report(served, attempt, 2, AttemptFailed(code=code, message=message, trained_tokens=100))

@@ -49,7 +49,11 @@ def test_a_batch_runs_to_its_files_usage_and_charge(served: Served) -> None:
     assert done.gridline["charged_usd"] == "0.01"  # type: ignore[attr-defined]
     assert done.output_file_id is not None
     assert client.files.content(done.output_file_id).text.startswith('{"custom_id":"a"}')
-    assert client.files.retrieve(done.output_file_id).purpose == "batch_output"
+    assert done.error_file_id is not None
+    assert client.files.content(done.error_file_id).text == "{}\n"
+    for file_id in (done.output_file_id, done.error_file_id):
+        assert client.files.retrieve(file_id).purpose == "batch_output"
+    assert done.gridline["api_key_id"] == served.tenant.key_id  # type: ignore[attr-defined]
     with pytest.raises(openai.ConflictError):
         client.batches.cancel(batch.id)
 

@@ -13,10 +13,11 @@ import httpx2
 import openai
 import pytest
 
+from api.control import Api
 from api.http import multipart, upload_allowance
 from domain.commands.batches import FailBatch, fail_batch
 from domain.inputs.batch_line import LineError
-from tests.acceptance.conftest import UPLOAD_BYTES_MAX, Served
+from tests.acceptance.conftest import UPLOAD_BYTES_MAX, Served, serving
 from tests.acceptance.training_files import chat_file
 from tests.unit.case_files import case_bytes
 
@@ -185,6 +186,34 @@ def test_an_upload_of_the_largest_size_is_taken_and_one_byte_more_is_drained_and
         client.files.create(file=b"x" * (2 * UPLOAD_BYTES_MAX - 1000), purpose="batch")
     assert refused.value.status_code == 413
     assert refused.value.code == "file_too_large"
+
+
+@pytest.mark.parametrize(
+    ("size", "refused"), [(200_000_000, None), (200_000_001, (413, "file_too_large", "file"))]
+)
+def test_two_hundred_million_bytes_are_taken_and_not_one_more(
+    served: Served, size: int, refused: tuple[int, str, str] | None
+) -> None:
+    megabyte = b"x" * 999_999 + b"\n"
+
+    def body() -> Iterator[bytes]:
+        head, tail = _part("file", b"\0").split(b"\0")
+        yield PURPOSE + head
+        yield from (megabyte for _ in range(size // len(megabyte)))
+        yield b"x" * (size % len(megabyte)) + tail + b"--B--\r\n"
+
+    with serving(Api(control=served.plane, lease_seconds=30)) as root, served.http() as http:
+        answer = http.post(
+            f"{root}/openai/v1/files",
+            content=body(),
+            headers={"content-type": BOUNDARY},
+            timeout=60,
+        )
+        if refused is not None:
+            assert _refused(answer) == refused
+        else:
+            assert answer.json()["bytes"] == size
+            http.delete(f"/openai/v1/files/{answer.json()['id']}")
 
 
 def test_a_compressed_request_is_refused(served: Served) -> None:

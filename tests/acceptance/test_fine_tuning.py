@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import re
 from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
+from structlog.testing import capture_logs
 
 from domain.limits import SLOT_RETRY_SECONDS
 from tests.acceptance.conftest import Served
@@ -18,8 +20,12 @@ from tests.acceptance.stand_in_worker import (
     CONFIG,
     STEP_METRICS,
     WEIGHTS,
+    fail_training,
     finish,
+    plan_batch,
     run_batch,
+    start,
+    store_away,
     succeed_training,
 )
 from tests.acceptance.training_files import chat_file, preference_file
@@ -280,3 +286,163 @@ def test_pausing_is_refused_by_name(served: Served, operation: str) -> None:
     assert operation in refused.value.message
     with pytest.raises(openai.NotFoundError):
         getattr(client.fine_tuning.jobs, operation)("ftjob-none")
+
+
+def _jobs(client: OpenAI, training: str, **more: Any) -> Any:
+    return client.fine_tuning.jobs.create(model=BASE, training_file=training, **more)
+
+
+def test_a_job_names_its_key_and_its_model_after_itself_never_after_its_suffix(
+    served: Served,
+) -> None:
+    client = served.openai()
+    job = _jobs(client, _file(client), suffix="tickets")
+    assert re.fullmatch("ftjob-[0-9a-f]{32}", job.id)
+    assert job.gridline["api_key_id"] == served.tenant.key_id
+    start(served, job.id)
+    assert client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model is None
+    succeed_training(served, job.id)
+    done = client.fine_tuning.jobs.retrieve(job.id)
+    assert done.fine_tuned_model == f"ft:{BASE}:{done.organization_id}:{job.id[6:18]}"
+    assert re.fullmatch("[a-z][a-z0-9]{11}", done.organization_id)
+    assert done.fine_tuned_model in [model.id for model in client.models.list()]
+    with pytest.raises(openai.ConflictError) as ended:
+        client.fine_tuning.jobs.cancel(job.id)
+    assert ended.value.code == "invalid_state"
+    events = client.fine_tuning.jobs.list_events(job.id, limit=100)
+    assert "parcel" not in " ".join(event.to_json() for event in events)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "charged"),
+    [
+        ("adapter_too_large", "The adapter is larger than 383 MiB: lower lora_rank.", "0.000005"),
+        ("training_failed", "The loss became NaN at step 3.", "0.00"),
+    ],
+)
+def test_a_failed_job_says_why_on_itself_and_on_its_last_event(
+    served: Served, code: str, message: str, charged: str
+) -> None:
+    client = served.openai()
+    job = _jobs(client, _file(client))
+    fail_training(served, job.id, code=code, message=message)
+    failed: Any = client.fine_tuning.jobs.retrieve(job.id)
+    assert (failed.status, failed.fine_tuned_model) == ("failed", None)
+    assert (failed.error.code, failed.error.message) == (code, message)
+    last = client.fine_tuning.jobs.list_events(job.id).data[0]
+    assert (last.level, last.data) == ("error", {"code": code})
+    with served.http() as http:
+        receipt = http.get(f"/openai/v1/gridline/receipts/{job.id}").json()
+    assert receipt["charge_usd"] == charged
+
+
+def test_a_job_that_credit_cannot_fund_is_created_and_fails_when_it_starts(served: Served) -> None:
+    poor = served.api.new_tenant(credit_usd=0)
+    client = served.openai(poor.key)
+    job = _jobs(client, _file(client))
+    assert job.status == "validating_files"
+    start(served, job.id)
+    failed = client.fine_tuning.jobs.retrieve(job.id)
+    assert failed.error is not None
+    assert (failed.status, failed.error.code) == ("failed", "insufficient_quota")
+    assert not failed.trained_tokens
+    with served.http(poor.key) as http:
+        receipt = http.get(f"/openai/v1/gridline/receipts/{job.id}").json()
+    assert (receipt["charge_usd"], receipt["hold"]) == ("0.00", None)
+
+
+def test_a_download_only_fine_tune_is_no_model_of_the_job_and_is_downloaded_by_its_name(
+    served: Served,
+) -> None:
+    client = served.openai()
+    job = client.fine_tuning.jobs.create(
+        model="gpt-oss-20b",
+        training_file=_file(client),
+        method="lora",  # type: ignore[arg-type]
+    )
+    succeed_training(served, job.id)
+    done: Any = client.fine_tuning.jobs.retrieve(job.id)
+    assert (done.status, done.fine_tuned_model) == ("succeeded", None)
+    adapter = done.gridline["fine_tuned_adapter"]
+    assert (adapter["servable"], bool(adapter["reason"])) == (False, True)
+    [checkpoint] = client.fine_tuning.jobs.checkpoints.list(job.id)
+    assert checkpoint.fine_tuned_model_checkpoint == adapter["model"]
+    shown: Any = client.models.retrieve(adapter["model"])
+    assert shown.gridline["servable"] is False
+    with served.http() as http:
+        path = f"/openai/v1/gridline/adapters/{adapter['model']}/files"
+        assert http.get(f"{path}/adapter_config.json").content == CONFIG
+        assert http.get(f"{path}/adapter_model.safetensors").content == WEIGHTS
+
+
+def test_nothing_of_a_job_is_another_accounts(served: Served) -> None:
+    client, other = served.openai(), served.new_tenant()
+    training = _file(client)
+    job = _jobs(client, training)
+    succeed_training(served, job.id)
+    name = client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model
+    theirs = served.openai(other.key)
+    assert theirs.fine_tuning.jobs.list().data == []
+    assert name not in [model.id for model in theirs.models.list()]
+    with served.http(other.key) as http:
+        for method, path in (
+            ("GET", "/fine_tuning/jobs/{}"),
+            ("POST", "/fine_tuning/jobs/{}/cancel"),
+            ("GET", "/fine_tuning/jobs/{}/events"),
+            ("GET", "/fine_tuning/jobs/{}/checkpoints"),
+            ("GET", "/gridline/receipts/{}"),
+        ):
+            foreign = http.request(method, f"/openai/v1{path.format(job.id)}")
+            unknown = http.request(method, f"/openai/v1{path.format('ftjob-' + 32 * '0')}")
+            assert foreign.status_code == unknown.status_code == 404
+            assert foreign.json() == unknown.json()
+        for method, path in (
+            ("GET", "/models/{}"),
+            ("DELETE", "/models/{}"),
+            ("GET", "/gridline/adapters/{}/files/adapter_config.json"),
+            ("GET", "/gridline/adapters/{}/files/adapter_model.safetensors"),
+        ):
+            foreign = http.request(method, f"/openai/v1{path.format(name)}")
+            unknown = http.request(method, f"/openai/v1{path.format('ft:x:y:z')}")
+            assert foreign.status_code == unknown.status_code == 404
+            assert foreign.json() == unknown.json()
+    with pytest.raises(openai.NotFoundError) as not_theirs:
+        _jobs(theirs, training)
+    assert not_theirs.value.param == "training_file"
+
+
+def test_a_model_whose_files_the_store_keeps_for_now_is_out_of_reach_and_recorded(
+    served: Served,
+) -> None:
+    client = served.openai()
+    job = _jobs(client, _file(client))
+    succeed_training(served, job.id)
+    name = client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model
+    assert name is not None
+    with store_away(served), capture_logs() as entries:
+        assert client.models.delete(name).deleted
+    kept = [each["object_key"] for each in entries if each["event"] == "object not deleted"]
+    assert len(kept) == 2
+    with served.http() as http:
+        for file in ("adapter_config.json", "adapter_model.safetensors"):
+            path = f"/openai/v1/gridline/adapters/{name}/files/{file}"
+            assert http.get(path).status_code == 404
+    assert name not in [model.id for model in client.models.list()]
+
+
+def test_a_deleted_model_can_be_named_in_no_batch(served: Served) -> None:
+    client = served.openai()
+    job = _jobs(client, _file(client))
+    succeed_training(served, job.id)
+    name = client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model
+    assert name is not None
+    file = client.files.create(file=b"{}", purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    client.models.delete(name)
+    plan_batch(served, batch.id, requests=1, first_lines={name: 1})
+    failed = client.batches.retrieve(batch.id)
+    assert failed.errors is not None
+    assert failed.errors.data is not None
+    assert (failed.status, failed.errors.data[0].code) == ("failed", "model_not_found")

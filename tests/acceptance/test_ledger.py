@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import pytest
 
-from domain.commands.accounts import PublishPrices, publish_prices
+from domain.commands.prices import PublishPrices, publish_prices
 from domain.ledger.prices import PriceList
 from tests.acceptance.conftest import PRICES, Served
 from tests.acceptance.stand_in_worker import BASE, finish, follow, run_batch, succeed_training
@@ -111,3 +111,24 @@ def test_a_statement_goes_on_from_its_end_and_from_nowhere_past_it(served: Serve
 def test_a_receipt_of_nothing_is_not_found(served: Served, path: str) -> None:
     with served.http() as http:
         assert http.get(f"{LEDGER}/{path}").status_code == 404
+
+
+def test_both_windows_cost_the_same(served: Served) -> None:
+    client = served.openai()
+    receipts = []
+    for window in ("24h", "72h"):
+        file = client.files.create(file=b"{}\n" * 3, purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            extra_body={"completion_window": window},
+        )
+        assert batch.completion_window == window
+        run_batch(served, batch.id, requests=3)
+        finish(served, batch.id, output=b"{}\n{}\n", errors=b"{}\n")
+        with served.http() as http:
+            receipts.append(http.get(f"{LEDGER}/receipts/{batch.id}").json())
+    day, three_days = receipts
+    for amount in ("max_charge_usd", "charge_usd", "charge", "price_version"):
+        assert day[amount] == three_days[amount]

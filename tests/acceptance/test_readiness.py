@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import openai
@@ -12,6 +10,7 @@ import pytest
 from domain.messages import Heartbeat
 from projections.direct import heartbeats
 from tests.acceptance.conftest import Served
+from tests.acceptance.stand_in_worker import store_away
 
 
 @pytest.mark.parametrize(("age_seconds", "runners"), [(1, 1), (60, 0)])
@@ -29,22 +28,12 @@ def test_the_api_is_ready_without_a_runner_and_says_how_many_were_heard_within_t
     assert answer.json() == {"ready": True, "database": True, "store": True, "runners": runners}
 
 
-@contextmanager
-def _store_away(served: Served) -> Iterator[None]:
-    directory = served.api.objects_directory
-    elsewhere = directory.rename(directory.with_name("unmounted"))
-    try:
-        yield
-    finally:
-        elsewhere.rename(directory)
-
-
 def test_while_the_store_is_away_uploads_and_downloads_may_come_again_and_readiness_says_so(
     served: Served,
 ) -> None:
     client = served.openai().with_options(max_retries=0)
     file = client.files.create(file=b"{}", purpose="batch")
-    with _store_away(served):
+    with store_away(served):
         for ask in (
             lambda: client.files.create(file=b"{}", purpose="batch"),
             lambda: client.files.content(file.id),
@@ -69,7 +58,7 @@ def test_a_file_whose_bytes_the_store_keeps_for_now_is_deleted_all_the_same(
 ) -> None:
     client = served.openai()
     file = client.files.create(file=b"{}", purpose="batch")
-    with _store_away(served):
+    with store_away(served):
         assert client.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError):
         client.files.content(file.id)

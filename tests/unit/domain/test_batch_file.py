@@ -422,9 +422,16 @@ def test_a_download_only_fine_tune_says_so() -> None:
     assert "download-only" in error.message
 
 
-def test_a_chat_model_is_for_chat_batches() -> None:
-    facts = embeddings({"model": BASE})
-    assert faults(facts) == [("model_mismatch", 1, "body.model")]
+def test_a_chat_model_is_for_chat_batches_and_so_is_a_fine_tuned_one() -> None:
+    own = f"ft:{BASE}:o:1"
+    content = line(0, EMBEDDINGS_BODY | {"model": own}, endpoint=EMBEDDINGS_ENDPOINT)
+    fine_tuned = checked(content, endpoint=EMBEDDINGS_ENDPOINT, own_models={own: BASE})
+    for facts in (embeddings({"model": BASE}), fine_tuned):
+        assert faults(facts) == [("model_mismatch", 1, "body.model")]
+
+
+def test_an_embedding_model_is_for_embeddings_batches() -> None:
+    assert faults(models("bge-m3")) == [("model_mismatch", 1, "body.model")]
 
 
 # The plan and the worst case

@@ -112,3 +112,12 @@ def test_names_that_are_no_base_are_refused() -> None:
 )
 def test_the_base_of_a_fine_tuned_name(name: str, base: str | None) -> None:
     assert base_of_fine_tuned(name) == base
+
+
+def test_eight_bases_train_and_all_but_llama_are_under_apache_2() -> None:
+    licences = {name: base.licence for name, base in CATALOG.items() if base.fine_tuning}
+    of_the_page = {name: licences[name] for name, *_ in PAGE_TABLE}
+    assert len(of_the_page) == 8
+    assert of_the_page.pop("llama-3.1-8b-instruct") == "Llama 3.1 Community License"
+    assert set(of_the_page.values()) == {"Apache-2.0"}
+    assert licences.keys() - {name for name, *_ in PAGE_TABLE} == {"smollm2-135m-instruct"}

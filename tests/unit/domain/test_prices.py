@@ -153,3 +153,12 @@ def test_a_price_file_that_leaves_a_base_out_is_refused() -> None:
     del changed["models"]["bge-m3"]
     with pytest.raises(pydantic.ValidationError, match="bge-m3"):
         PriceList.from_json(json.dumps(changed))
+
+
+@pytest.mark.parametrize("base", PAGE_BASES)
+def test_the_rates_of_three_bases_are_those_of_the_migration_page(base: str) -> None:
+    prices = PRICES.to_wire()["models"][base]
+    assert prices["training_usd_per_mtok"] == "0.29"
+    assert prices["input_usd_per_mtok"] == "0.049"
+    assert prices["output_usd_per_mtok"] == "0.115"
+    assert (prices["minimum_per_job_usd"], prices["minimum_per_batch_usd"]) == ("0.50", "0.20")
