@@ -17,6 +17,7 @@ from domain.limits import (
     UPLOADS_PER_MINUTE_MAX,
 )
 from projections.money import accounts
+from projections.money.accounts import AccountRow
 from projections.work import files
 
 WINDOW = timedelta(minutes=1)
@@ -38,15 +39,21 @@ async def must_allow_upload(call: Call, bytes_more: int) -> None:
             },
             retry_after_seconds=ceil((uploaded.oldest_recent_at + WINDOW - now).total_seconds()),
         )
-    wanted = uploaded.stored_bytes + bytes_more
-    if wanted > STORED_BYTES_WITHOUT_CREDIT_MAX and wanted > await _stored_bytes_max(call):
-        raise _no_space(await _stored_bytes_max(call), in_use=uploaded.stored_bytes)
+    if uploaded.stored_bytes + bytes_more > STORED_BYTES_WITHOUT_CREDIT_MAX:
+        await _must_fit(call, uploaded.stored_bytes, bytes_more)
 
 
-async def _stored_bytes_max(call: Call) -> int:
+def stored_bytes_max(account: AccountRow) -> int:
+    """What the account's uploads may take."""
+    return STORED_BYTES_MAX if account.granted_nano_usd else STORED_BYTES_WITHOUT_CREDIT_MAX
+
+
+async def _must_fit(call: Call, stored_bytes: int, bytes_more: int) -> None:
     account = await call.read(accounts.get, call.caller.account_id)
     assert account is not None
-    return STORED_BYTES_MAX if account.granted_nano_usd else STORED_BYTES_WITHOUT_CREDIT_MAX
+    most = stored_bytes_max(account)
+    if stored_bytes + bytes_more > most:
+        raise _no_space(most, in_use=stored_bytes)
 
 
 def _no_space(most: int, *, in_use: int) -> LimitExceeded:

@@ -9,11 +9,13 @@ from starlette.responses import Response
 from api.control import Call
 from api.http.json_response import json_response
 from api.http.pagination import given_once, limit_of
+from api.http.upload_allowance import stored_bytes_max
 from api.schemas.ledger import credits_object, receipt_object, statement_object
 from domain.errors import InvalidRequest, NotFound
 from projections.money import accounts, holds, receipts, statements
 from projections.money import prices as price_lists
 from projections.read_model import Connection, one_snapshot
+from projections.work import files
 
 VERSION_DIGITS_MAX = 9
 STATEMENT_LINES_DEFAULT = 100
@@ -21,13 +23,20 @@ STATEMENT_LINES_MAX = 1_000
 
 
 async def credit(call: Call) -> Response:
-    """The account's balances and open holds."""
+    """The account's balances, open holds, and what it has of its limits."""
+    now = call.api.control.clock.now()
 
     def of_one_moment(connection: Connection) -> dict[str, Any]:
         with one_snapshot(connection):
             row = accounts.get(connection, call.caller.account_id)
             assert row is not None
-            return credits_object(row, holds.open_of(connection, account_id=row.id))
+            uploads = files.uploaded(connection, account_id=row.id, since=now)
+            return credits_object(
+                row,
+                holds.open_of(connection, account_id=row.id),
+                stored_bytes=uploads.stored_bytes,
+                stored_bytes_max=stored_bytes_max(row),
+            )
 
     return json_response(await call.read(of_one_moment))
 

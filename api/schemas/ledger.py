@@ -14,7 +14,13 @@ from projections.money.receipts import ReceiptRow
 from projections.money.statements import Statement, StatementLine
 
 
-def credits_object(row: AccountRow, open_holds: tuple[HoldRow, ...]) -> dict[str, Any]:
+def credits_object(
+    row: AccountRow,
+    open_holds: tuple[HoldRow, ...],
+    *,
+    stored_bytes: int,
+    stored_bytes_max: int,
+) -> dict[str, Any]:
     """What the account has, what its open work holds, and what it has open."""
     return {
         "object": "gridline.credits",
@@ -27,6 +33,7 @@ def credits_object(row: AccountRow, open_holds: tuple[HoldRow, ...]) -> dict[str
         "open_fine_tunes": {"open": row.open_fine_tunes, "limit": row.open_fine_tunes_max},
         "open_batches": {"open": row.open_batches, "limit": row.open_batches_max},
         "models": row.models,
+        "uploads": {"bytes": stored_bytes, "limit": stored_bytes_max},
     }
 
 

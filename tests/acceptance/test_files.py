@@ -365,7 +365,8 @@ def small_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_uploads_past_the_accounts_space_are_refused_until_files_are_deleted(
     served: Served, credit_usd: int, fit: int
 ) -> None:
-    client = served.openai(served.api.new_tenant(credit_usd=credit_usd).key)
+    key = served.api.new_tenant(credit_usd=credit_usd).key
+    client = served.openai(key)
     data = b"x" * 100_000
     kept = [client.files.create(file=data, purpose="batch").id for _ in range(fit)]
     with pytest.raises(openai.RateLimitError) as refused:
@@ -378,6 +379,9 @@ def test_uploads_past_the_accounts_space_are_refused_until_files_are_deleted(
         "limit": fit * 100_000,
         "in_use": fit * 100_000,
     }
+    with served.http(key) as http:
+        credit = http.get("/openai/v1/gridline/credits").json()
+    assert credit["uploads"] == {"bytes": fit * 100_000, "limit": fit * 100_000}
     client.files.delete(kept[0])
     client.files.create(file=data, purpose="batch")
 

@@ -172,6 +172,26 @@ def test_the_pages_examples_are_accepted() -> None:
     assert dpo.hyperparameters.learning_rate == exact(5e-6)
 
 
+@pytest.mark.parametrize("adapter", ["lora", "qlora"])
+def test_a_method_can_be_the_name_of_an_adapter(adapter: str) -> None:
+    named = job("qwen2.5-7b-instruct", method=adapter)
+    assert (named.method, named.adapter) == ("supervised", adapter)
+
+
+def test_the_ends_of_every_range_are_in_it_and_auto_is_the_default() -> None:
+    for name, least, most in (
+        ("n_epochs", 1, 10),
+        ("learning_rate", 1e-6, 1e-2),
+        ("learning_rate_multiplier", 0.01, 10),
+        ("lora_rank", 1, 64),
+    ):
+        for value in (least, most):
+            assert job("qwen2.5-7b-instruct", hyperparameters={name: value})
+    auto = job(hyperparameters={"n_epochs": "auto", "learning_rate_multiplier": "auto"})
+    assert auto.hyperparameters == job().hyperparameters
+    assert (auto.hyperparameters.n_epochs, auto.hyperparameters.learning_rate) == (1, exact(2e-4))
+
+
 DPO = {"type": "dpo"}
 
 
