@@ -393,7 +393,7 @@ class MemoryStory(Story):
 def train_finished(job_id: str, *, trained_tokens: int = 900) -> TrainFinished:
     return TrainFinished(
         trained_tokens=trained_tokens,
-        loss_tokens=400,
+        loss_tokens=min(400, trained_tokens),
         steps=9,
         train_loss=0.5,
         train_accuracy=0.9,

@@ -383,7 +383,9 @@ class _Beats:
     def __init__(self, rig: ProductRig) -> None:
         self.rig = rig
         self.broker = FakeBroker()
-        self.fleet = Fleet(lease_seconds=30, heartbeat_seconds=3, steady_seconds=lambda: 0.0)
+        self.fleet = Fleet(
+            lease_seconds=30, heartbeat_seconds=3, slots_max=9, steady_seconds=lambda: 0.0
+        )
         self.dispatcher = Dispatcher(
             writer=rig.writer,
             producer=self.broker,

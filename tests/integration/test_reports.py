@@ -216,8 +216,8 @@ async def test_an_adapter_is_registered_only_as_the_store_has_it(
         progress_event_seconds=15,
         steady_seconds=lambda: 0.0,
     )
-    record = Record("progress", 0, 0, job_id, report.model_dump_json().encode())
-    await ingest.take([record], cluster_id="cluster")
+    value = report.model_dump_json().encode()
+    await ingest.take([Record("progress", 0, 0, job_id, value, position_name="progress/0")])
     assert of(rig, FineTuningJob, job_id)["status"] == status
 
 

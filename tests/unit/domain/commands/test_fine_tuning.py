@@ -223,12 +223,17 @@ def test_a_small_job_costs_the_minimum_and_a_large_one_no_more_than_its_quote(
     assert receipt.decided_by == "minimum"
 
     large = running(story, **THREE_EPOCHS)
-    maximum = job(story, large.work_id).settings.quote.maximum_nano_usd
-    story.report(large, train_finished(large.work_id, trained_tokens=50_000_000))
+    quote = job(story, large.work_id).settings.quote
+    most = quote.training_tokens_upper_bound
+    story.report(large, train_finished(large.work_id, trained_tokens=most))
     receipt = job(story, large.work_id).receipt
     assert receipt is not None
-    assert (receipt.charge_nano_usd, receipt.returned_nano_usd) == (maximum, 0)
-    assert receipt.decided_by == "maximum"
+    assert (receipt.charge_nano_usd, receipt.returned_nano_usd) == (quote.maximum_nano_usd, 0)
+
+    beyond = running(story, **THREE_EPOCHS)
+    story.report(beyond, train_finished(beyond.work_id, trained_tokens=most + 1))
+    assert job(story, beyond.work_id).status == "failed"
+    assert job(story, beyond.work_id).receipt is None
 
 
 def test_a_job_is_charged_at_the_prices_that_its_quote_pinned(story: MemoryStory) -> None:
