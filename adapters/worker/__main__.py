@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 
 import structlog
 
 from adapters.bootstrap import ControlPlane, worker_plane
 from adapters.event_log.postgres import DatabaseAway
-from adapters.kafka import ensure_topics
+from adapters.kafka import KafkaAway, ensure_topics
 from adapters.metrics import serve_metrics
 from adapters.settings import Settings
-from adapters.start import run_process, usable_store
-from adapters.worker.loops import RESTART_SECONDS_MAX
+from adapters.start import run_process
+from adapters.worker.loops import RESTART_SECONDS_MAX, Loops
 from adapters.worker.worker import Worker
 
 log = structlog.stdlib.get_logger(__name__)
 
-STOP_SECONDS_MAX = 1.5
+BROKER_PATIENCE_SECONDS = 5.0
+STOP_SECONDS = 1.5
+"""For closing all that is open, besides what `stop_seconds` gives to what runs."""
+SWITCH_SECONDS = 0.001
+"""A fifth of Python's own: each step of the event loop waits for the thread that reads a file."""
 
 
 async def serve(settings: Settings) -> None:
@@ -29,28 +36,44 @@ async def serve(settings: Settings) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    well = {"database": False}
+    sys.setswitchinterval(SWITCH_SECONDS)
     with ExitStack() as stack:
-        stack.enter_context(serve_metrics(settings, health=lambda: well))
+        health = _Health()
+        stack.enter_context(serve_metrics(settings, health=health))
+        await _check_topics(settings)
         plane = await _open_plane(stack, settings, stopping)
         if plane is None:
             return
-        well["database"] = True
-        running = asyncio.create_task(_run(plane))
+        worker = Worker(plane)
+        health.loops = worker.loops
+        running = asyncio.create_task(worker.run())
         waiting = asyncio.create_task(stopping.wait())
         await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            await running
+        worker.stopping.set()
         for task in (running, waiting):
             task.cancel()
-        await asyncio.wait({running, waiting}, timeout=STOP_SECONDS_MAX)
+        await asyncio.wait({running, waiting}, timeout=settings.stop_seconds + STOP_SECONDS)
 
 
-async def _run(plane: ControlPlane) -> None:
-    """Tries first what the settings name, so that what never works ends the process."""
-    await usable_store(plane.settings)
-    await ensure_topics(plane.settings)
-    await Worker(plane).run()
+@dataclass(slots=True)
+class _Health:
+    """What `/readyz` shows. `loops` is set once the database is there."""
+
+    loops: Loops | None = None
+
+    def __call__(self) -> Mapping[str, bool]:
+        if self.loops is None:
+            return {"database": False}
+        return {"database": True} | {name: s.is_well for name, s in self.loops.states.items()}
+
+
+async def _check_topics(settings: Settings) -> None:
+    """Raises KafkaUnusable for topics that are not as the settings say; a broker that is away is
+    waited for by the loops that need it, and said."""
+    try:
+        await ensure_topics(settings, patience_seconds=BROKER_PATIENCE_SECONDS)
+    except KafkaAway as away:
+        log.warning("the worker starts without a broker", reason=str(away))
 
 
 async def _open_plane(

@@ -28,6 +28,7 @@ from adapters.worker.watchdogs import Watchdogs
 from domain.messages import Heartbeat
 from projections.direct import heartbeats
 from projections.work import open_work
+from projections.work.open_work import DueBatch
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -36,8 +37,9 @@ ROUND_SPACING_SECONDS = 0.02
 """Between two rounds of one loop, however often it is woken."""
 DUE_MAX = 200
 """How many batches of each kind are seen in one round."""
-VALIDATIONS_AT_ONCE = 2
-FINALISATIONS_AT_ONCE = 2
+ERRANDS_AT_ONCE = 8
+"""Batches that are validated at a time, and as many that are finalised."""
+LARGE_ERRANDS_AT_ONCE = 2
 
 Act = Callable[[], Awaitable[None]]
 
@@ -45,9 +47,10 @@ Act = Callable[[], Awaitable[None]]
 class ActiveWorker:
     """The loops of the one worker that holds the lock; made anew each time that it is taken."""
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ControlPlane, *, stopping: asyncio.Event) -> None:
         settings = plane.settings
         self._plane = plane
+        self._stopping = stopping
         self._settings = settings
         self._tick_seconds = settings.scheduler_tick_seconds
         self._woken: list[asyncio.Event] = []
@@ -153,21 +156,28 @@ class ActiveWorker:
         await self._plane.read(heartbeats.delete, runner_id)
 
     async def _validate(self, beat: Beat) -> None:
-        async def due() -> Sequence[str]:
+        async def due() -> Sequence[DueBatch]:
             return await self._plane.read(open_work.batches_to_validate, limit=DUE_MAX)
 
-        errands = Errands("validate", self._validation.validate, at_once=VALIDATIONS_AT_ONCE)
-        await self._run_errands(due, errands, beat)
+        await self._run_errands(due, self._errands("validate", self._validation.validate), beat)
 
     async def _finalize(self, beat: Beat) -> None:
-        async def due() -> Sequence[str]:
+        async def due() -> Sequence[DueBatch]:
             return await self._plane.read(open_work.batches_to_finalize, limit=DUE_MAX)
 
-        errands = Errands("finalize", self._results.finalize, at_once=FINALISATIONS_AT_ONCE)
-        await self._run_errands(due, errands, beat)
+        await self._run_errands(due, self._errands("finalize", self._results.finalize), beat)
+
+    def _errands(self, name: str, act: Callable[[str], Awaitable[None]]) -> Errands:
+        return Errands(
+            name,
+            act,
+            at_once=ERRANDS_AT_ONCE,
+            large_at_once=LARGE_ERRANDS_AT_ONCE,
+            grace=lambda: self._settings.stop_seconds if self._stopping.is_set() else 0.0,
+        )
 
     async def _run_errands(
-        self, due: Callable[[], Awaitable[Sequence[str]]], errands: Errands, beat: Beat
+        self, due: Callable[[], Awaitable[Sequence[DueBatch]]], errands: Errands, beat: Beat
     ) -> None:
         async def send_out() -> None:
             errands.send(await due())

@@ -7,7 +7,10 @@ nothing runs here. It may run twice: the commands it ends in change nothing the 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import structlog
 
@@ -31,6 +34,9 @@ from projections.work import models
 log = structlog.stdlib.get_logger(__name__)
 
 PART = "validation"
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _FILE_GONE = LineError(
     code="file_not_found",
@@ -65,6 +71,7 @@ class BatchValidation:
         self._read = read
         self._objects = objects
         self._chunk_requests = chunk_requests
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gridline-validation")
 
     async def validate(self, batch_id: str) -> None:
         """Ends with the plan recorded or the batch failed; raises where the store or the database
@@ -100,8 +107,14 @@ class BatchValidation:
             chunk_requests=self._chunk_requests,
         )
         async for piece in self._objects.get(subject.input.key):
-            await asyncio.to_thread(check.feed, piece)
-        return await asyncio.to_thread(check.finish)
+            await self._in_thread(check.feed, piece)
+        return await self._in_thread(check.finish)
+
+    async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """One piece of a file at a time, whoever's it is: of each file the next piece waits for one
+        of each other."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
 
     async def _fail(
         self, batch_id: str, errors: tuple[LineError, ...], context: CommandContext

@@ -31,10 +31,12 @@ ACTIVE_WORKER_LOCK = 0x6772_6964_6C69_6E65
 
 
 class Worker:
-    """All loops of one worker process; `run` ends when it is cancelled."""
+    """All loops of one worker process; `run` ends when it is cancelled. Whoever sets `stopping`
+    before gives what is being validated and finalised the time to finish."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
+        self.stopping = asyncio.Event()
         self._settings = plane.settings
         self.loops = Loops()
         self._ingest = Ingest(
@@ -93,7 +95,7 @@ class Worker:
             await _take_lock(connection, beat)
             log.info("active worker")
             await connection.execute(f"LISTEN {CHANNEL}")
-            active = ActiveWorker(self._plane)
+            active = ActiveWorker(self._plane, stopping=self.stopping)
             async with asyncio.TaskGroup() as group:
                 for name, loop in active.loops().items():
                     group.create_task(self.loops.keep(name, loop))

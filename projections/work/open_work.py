@@ -7,6 +7,7 @@ what it reads here by commands, which decide again: a row that is a moment old d
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -84,13 +85,25 @@ _STARTABLE = """
     WHERE w.stage IN ('planned', 'waiting') ORDER BY w.position
 """
 _TO_VALIDATE = """
-    SELECT work_id FROM open_work WHERE stage = 'validating' ORDER BY position LIMIT %(limit)s
+    SELECT work_id, account_id, bytes
+    FROM (
+        SELECT w.work_id, w.account_id, f.bytes, w.position,
+               row_number() OVER (PARTITION BY w.account_id ORDER BY w.position) AS place
+        FROM open_work w JOIN batches b ON b.id = w.work_id JOIN files f ON f.id = b.input_file_id
+        WHERE w.stage = 'validating'
+    ) ranked
+    ORDER BY place, position LIMIT %(limit)s
 """
 _TO_FINALIZE = """
-    SELECT w.work_id FROM open_work w
-    WHERE w.stage = 'ending' AND NOT EXISTS (
-        SELECT FROM work_items i WHERE i.work_id = w.work_id AND i.state = 'assigned')
-    ORDER BY w.position LIMIT %(limit)s
+    SELECT work_id, account_id, bytes
+    FROM (
+        SELECT w.work_id, w.account_id, f.bytes, w.position,
+               row_number() OVER (PARTITION BY w.account_id ORDER BY w.position) AS place
+        FROM open_work w JOIN batches b ON b.id = w.work_id JOIN files f ON f.id = b.input_file_id
+        WHERE w.stage = 'ending' AND NOT EXISTS (
+            SELECT FROM work_items i WHERE i.work_id = w.work_id AND i.state = 'assigned')
+    ) ranked
+    ORDER BY place, position LIMIT %(limit)s
 """
 _PAST_DUE = """
     SELECT work_id FROM open_work
@@ -155,14 +168,25 @@ def startable(connection: Connection) -> tuple[StartableWork, ...]:
     )
 
 
-def batches_to_validate(connection: Connection, *, limit: int) -> list[str]:
-    """Batches without a plan, oldest first."""
-    return _ids(connection.execute(_TO_VALIDATE, {"limit": limit}).fetchall())
+@dataclass(frozen=True, slots=True)
+class DueBatch:
+    """A batch that the worker has something to do for; `bytes` is the size of its input."""
+
+    work_id: str
+    account_id: str
+    bytes: int
 
 
-def batches_to_finalize(connection: Connection, *, limit: int) -> list[str]:
-    """Batches of which nothing runs and nothing more will, oldest first."""
-    return _ids(connection.execute(_TO_FINALIZE, {"limit": limit}).fetchall())
+def batches_to_validate(connection: Connection, *, limit: int) -> list[DueBatch]:
+    """Batches without a plan: the oldest of each account, then the next of each."""
+    rows = connection.execute(_TO_VALIDATE, {"limit": limit}).fetchall()
+    return [DueBatch(**row) for row in rows]
+
+
+def batches_to_finalize(connection: Connection, *, limit: int) -> list[DueBatch]:
+    """Batches of which nothing runs and nothing more will, in the same order."""
+    rows = connection.execute(_TO_FINALIZE, {"limit": limit}).fetchall()
+    return [DueBatch(**row) for row in rows]
 
 
 def past_due(connection: Connection, *, now: datetime, limit: int) -> list[str]:

@@ -61,7 +61,7 @@ def account(rig: ProductRig) -> Any:
 
 
 def to_finalize(rig: ProductRig) -> list[str]:
-    return work.batches_to_finalize(rig.connection, limit=9)
+    return [batch.work_id for batch in work.batches_to_finalize(rig.connection, limit=9)]
 
 
 def end_window(rig: ProductRig, batch_id: str) -> None:

@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,10 @@ def account_of(rig: ProductRig) -> accounts.AccountRow:
     row = accounts.get(rig.connection, rig.account_id)
     assert row is not None
     return row
+
+
+def ids(due: Sequence[work.DueBatch]) -> list[str]:
+    return [batch.work_id for batch in due]
 
 
 # The registry ----------------------------------------------------------------------------------
@@ -504,9 +508,9 @@ def test_statements_tile_and_end_in_the_accounts_balances(rig: ProductRig) -> No
 
 def test_a_batch_walks_through_the_workers_lists(rig: ProductRig) -> None:
     batch_id = rig.create_batch(window="72h")
-    assert work.batches_to_validate(rig.connection, limit=9) == [batch_id]
+    assert ids(work.batches_to_validate(rig.connection, limit=9)) == [batch_id]
     rig.validate(batch_id)
-    assert work.batches_to_validate(rig.connection, limit=9) == []
+    assert ids(work.batches_to_validate(rig.connection, limit=9)) == []
     (startable,) = work.startable(rig.connection)
     assert startable.work_id == batch_id
     assert startable.account_position == account_of(rig).changed_position
@@ -527,9 +531,9 @@ def test_a_batch_walks_through_the_workers_lists(rig: ProductRig) -> None:
     assert len(work.waiting(rig.connection, each=9)) == 2
     for chunk in (0, 1):
         rig.finish_chunk(rig.assign(batch_id, chunk))
-    assert work.batches_to_finalize(rig.connection, limit=9) == [batch_id]
+    assert ids(work.batches_to_finalize(rig.connection, limit=9)) == [batch_id]
     rig.finish_batch(batch_id, completed=8, failed=0)
-    assert work.batches_to_finalize(rig.connection, limit=9) == []
+    assert ids(work.batches_to_finalize(rig.connection, limit=9)) == []
 
 
 def test_a_cancelled_batch_wants_nothing_more_and_ends_once_its_attempts_have(
@@ -542,10 +546,10 @@ def test_a_cancelled_batch_wants_nothing_more_and_ends_once_its_attempts_have(
     rig.run(batch_commands.cancel_batch, batch_commands.CancelBatch(rig.account_id, batch_id))
     assert work.waiting(rig.connection, each=9) == ()
     assert [each.stopping for each in work.assigned(rig.connection)] == [True]
-    assert work.batches_to_finalize(rig.connection, limit=9) == []
+    assert ids(work.batches_to_finalize(rig.connection, limit=9)) == []
     rig.lose(attempt)
     assert work.waiting(rig.connection, each=9) == ()
-    assert work.batches_to_finalize(rig.connection, limit=9) == [batch_id]
+    assert ids(work.batches_to_finalize(rig.connection, limit=9)) == [batch_id]
 
 
 def test_a_batch_is_past_its_window_once(rig: ProductRig) -> None:
@@ -555,8 +559,8 @@ def test_a_batch_is_past_its_window_once(rig: ProductRig) -> None:
     assert work.past_due(rig.connection, now=now, limit=9) == [batch_id]
     rig.run(work_commands.expire_work, work_commands.ExpireWork(batch_id))
     assert work.past_due(rig.connection, now=now, limit=9) == []
-    assert work.batches_to_validate(rig.connection, limit=9) == []
-    assert work.batches_to_finalize(rig.connection, limit=9) == [batch_id]
+    assert ids(work.batches_to_validate(rig.connection, limit=9)) == []
+    assert ids(work.batches_to_finalize(rig.connection, limit=9)) == [batch_id]
 
 
 def test_a_job_is_overdue_when_its_command_says_so(rig: ProductRig) -> None:

@@ -1014,9 +1014,9 @@ def due_rows(machine: LedgerMachine, connection: Any, what: str) -> list[str]:
 
 
 DUE_ROWS: dict[str, Callable[[Any, datetime], Iterable[str]]] = {
-    "validate": lambda read, _: work_rows.batches_to_validate(read, limit=99),
+    "validate": lambda read, _: [b.work_id for b in work_rows.batches_to_validate(read, limit=99)],
     "start": lambda read, _: [row.work_id for row in work_rows.startable(read)],
-    "finalize": lambda read, _: work_rows.batches_to_finalize(read, limit=99),
+    "finalize": lambda read, _: [b.work_id for b in work_rows.batches_to_finalize(read, limit=99)],
     "past due": lambda read, now: work_rows.past_due(read, now=now, limit=99),
     "stops": lambda read, now: work_rows.batches_not_stopping(read, now=now, limit=99),
     "files": lambda read, now: file_rows.expired(read, now=now, limit=999),
