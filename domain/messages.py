@@ -25,6 +25,7 @@ PROTOCOL_VERSION = 1
 CHUNK_OUTPUT, CHUNK_ERRORS = "output.jsonl", "errors.jsonl"
 """What a chunk's attempt writes below its task's output prefix."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+STEP_METRICS = "step_metrics.csv"
 """The same of a training."""
 
 WORK_TOPIC = "work"

@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from domain.messages import (
+    STEP_METRICS,
     AttemptFailed,
     ObjectRef,
     TrainCancelled,
@@ -31,7 +32,6 @@ from gpu_runners.parent.adapter_cache import FILES, DigestMismatch, download
 from gpu_runners.parent.attempts import RunningAttempt, with_store_retries
 from gpu_runners.parent.child import Child, ChildGone
 from gpu_runners.parent.slots import THREADS_ENVIRONMENT
-from gpu_runners.training.step_metrics import STEP_METRICS_NAME
 
 CANCEL_SECONDS_MAX = 30.0
 """A training that was asked to stop and does not is killed after this long."""
@@ -144,7 +144,7 @@ class _Training:
             **fields,
             adapter_config=await self._stored(config),
             adapter_weights=await self._stored(weights),
-            step_metrics=await self._stored(STEP_METRICS_NAME),
+            step_metrics=await self._stored(STEP_METRICS),
         )
 
     async def _stored(self, name: str) -> ObjectRef:

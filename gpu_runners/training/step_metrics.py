@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-STEP_METRICS_NAME = "step_metrics.csv"
+from domain.messages import STEP_METRICS
+
 COLUMNS = ("step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_token_accuracy")
 
 
@@ -42,7 +43,7 @@ class Tally:
 def write_step_metrics(directory: Path, steps: Sequence[Tally], evaluation: Tally | None) -> None:
     """One row a step, counted from 1; the last one has what the finished adapter was evaluated at,
     if rows were held out."""
-    with (directory / STEP_METRICS_NAME).open("w", encoding="ascii", newline="") as file:
+    with (directory / STEP_METRICS).open("w", encoding="ascii", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for number, step in enumerate(steps, start=1):

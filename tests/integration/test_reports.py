@@ -14,6 +14,7 @@ from adapters.worker.batch_results import BatchResults
 from adapters.worker.ingest import Ingest
 from domain import messages
 from domain.commands import batches, work
+from domain.commands.attempts.trainings import OWN_OBJECTS
 from domain.ids import derived_file_id, fine_tuned_model_name
 from domain.messages import (
     AttemptFailed,
@@ -121,6 +122,8 @@ def test_what_was_asked_to_stop_may_leave_lines(rig: ProductRig) -> None:
 FORGED_TRAININGS: dict[str, dict[str, Any]] = {
     "another account's file": {"adapter_weights": OTHERS_FILE},
     "a path out of the store": {"adapter_config": object_ref("../../api-key")},
+    "another account's file as metrics": {"step_metrics": OTHERS_FILE},
+    "a book of versions": {"versions": {"torch": "x" * 10_000}},
     "more tokens than there can be": {"trained_tokens": 10**30},
     "more loss tokens than tokens": {"loss_tokens": 901},
     "no number": {"train_loss": float("nan")},
@@ -144,6 +147,15 @@ def test_a_trainings_report_that_cannot_be_true_makes_no_model_and_costs_nothing
         forged = {"adapter_weights": own}
     rig.report(rig.assign(job_id), train_finished(job_id).model_copy(update=forged))
     assert_failed(rig, job_id, code="training_failed")
+
+
+def test_every_object_that_a_trainings_report_names_must_be_its_own() -> None:
+    named = {
+        field
+        for field, info in TrainFinished.model_fields.items()
+        if "ObjectRef" in str(info.annotation)
+    }
+    assert named == OWN_OBJECTS.keys()
 
 
 def test_a_failure_reported_with_impossible_tokens_costs_nothing(rig: ProductRig) -> None:
@@ -186,7 +198,12 @@ def trained(job_id: str, objects: FakeObjects) -> TrainFinished:
     prefix = f"adapters/{job_id}/1/"
     config = objects.add(prefix + "adapter_config.json", CONFIG)
     weights = objects.add(prefix + "adapter_model.safetensors", WEIGHTS)
-    files = {"adapter_config": ObjectRef.of(config), "adapter_weights": ObjectRef.of(weights)}
+    metrics = objects.add(prefix + "step_metrics.csv", b"step\n")
+    files = {
+        "adapter_config": ObjectRef.of(config),
+        "adapter_weights": ObjectRef.of(weights),
+        "step_metrics": ObjectRef.of(metrics),
+    }
     return train_finished(job_id).model_copy(update=files)
 
 

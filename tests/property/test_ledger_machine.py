@@ -42,6 +42,7 @@ from domain.commands import accounts, batches, files, fine_tuning, work
 from domain.commands import keys as key_commands
 from domain.commands import models as model_commands
 from domain.commands import prices as price_commands
+from domain.commands.attempts.trainings import OWN_OBJECTS
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
 from domain.commands.idempotency import Origin
@@ -65,8 +66,6 @@ from domain.ledger.key_spend import KeySpend, SpendLimits
 from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import PriceList
 from domain.messages import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
     CHUNK_ERRORS,
     CHUNK_OUTPUT,
     AttemptFailed,
@@ -822,7 +821,7 @@ def _placed(attempt: Attempt, body: Any) -> Any:
         return ObjectRef(key=prefix + name, bytes=9, sha256="2" * 64)
 
     if isinstance(body, TrainFinished):
-        files = {"adapter_config": ref(ADAPTER_CONFIG), "adapter_weights": ref(ADAPTER_WEIGHTS)}
+        files = {field: ref(name) for field, name in OWN_OBJECTS.items()}
         return body.model_copy(update=files)
     if isinstance(body, ChunkFinished):
         output = ref(CHUNK_OUTPUT) if body.completed else None

@@ -17,6 +17,7 @@ from domain.limits import ADAPTER_BYTES_MAX
 from domain.messages import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    STEP_METRICS,
     AttemptFailed,
     ObjectRef,
     Report,
@@ -33,6 +34,15 @@ from domain.work.fine_tuning_job import FineTuningJob, TrainingResult
 
 FAILURE_CHARACTERS_MAX = 1_000
 """Of a runner's message to the customer: it is kept for ever."""
+NOTES_CHARACTERS_MAX = 4_000
+"""Of what a runner says of its base and its packages."""
+OWN_OBJECTS = {
+    "adapter_config": ADAPTER_CONFIG,
+    "adapter_weights": ADAPTER_WEIGHTS,
+    "step_metrics": STEP_METRICS,
+}
+"""Every field of a training's report that names an object, and the name that it must have below the
+attempt's prefix."""
 _IMPOSSIBLE = "What was reported cannot be of this training. Nothing is charged; create it again."
 _OTHER_FILES = "The stored adapter is not what was reported. Nothing is charged; create it again."
 RUN_MARGIN = timedelta(minutes=10)
@@ -113,12 +123,12 @@ def claims(report: Report) -> tuple[StoredObject, ...]:
     """The adapter that a report says is stored: it is read from the store before it is recorded."""
     if not isinstance(report.body, TrainFinished):
         return ()
-    return report.body.adapter_config.to_log(), report.body.adapter_weights.to_log()
+    return tuple(getattr(report.body, field).to_log() for field in OWN_OBJECTS)
 
 
 def _is_possible(job: FineTuningJob, attempt: Attempt, report: TrainFinished) -> bool:
     quote, prefix = job.settings.quote, _output_prefix(attempt)
-    keys = (report.adapter_config.key, report.adapter_weights.key)
+    objects = {name: getattr(report, field) for field, name in OWN_OBJECTS.items()}
     measured = (
         report.train_loss,
         report.train_accuracy,
@@ -128,10 +138,11 @@ def _is_possible(job: FineTuningJob, attempt: Attempt, report: TrainFinished) ->
         report.seconds,
     )
     return (
-        keys == (prefix + ADAPTER_CONFIG, prefix + ADAPTER_WEIGHTS)
+        all(ref.key == prefix + name for name, ref in objects.items())
+        and all(ref.bytes <= ADAPTER_BYTES_MAX for ref in objects.values())
+        and len(str((report.base_revision, report.versions))) <= NOTES_CHARACTERS_MAX
         and report.loss_tokens <= report.trained_tokens <= quote.training_tokens_upper_bound
         and report.eval_rows <= quote.eval_rows
-        and report.adapter_weights.bytes <= ADAPTER_BYTES_MAX
         and all(each is None or math.isfinite(each) for each in measured)
     )
 
