@@ -45,11 +45,12 @@ class ControlPlane:
     reads: ConnectionPool[Connection]
     clock: Clock
     ids: IdSource
+    clients_wait: bool
 
     @cached_property
     def objects(self) -> Objects:
         """Opened at first use: an operator's command needs none. Raises ValueError."""
-        return open_store(self.settings.object_store_url)
+        return open_store(self.settings.object_store_url, clients_wait=self.clients_wait)
 
     async def read(
         self, function: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -68,8 +69,9 @@ class ControlPlane:
 
 
 @contextmanager
-def control_plane(settings: Settings) -> Iterator[ControlPlane]:
-    """Opens and closes it. Raises Unusable, of which DatabaseAway may pass by itself."""
+def control_plane(settings: Settings, *, clients_wait: bool = False) -> Iterator[ControlPlane]:
+    """Opens and closes it; `clients_wait` in a process that answers them. Raises Unusable, of which
+    DatabaseAway may pass by itself."""
     settings.require("database_url")
     with reach(settings.database_url, name="gridline-start") as connection:
         refuse_unsafe_server(connection)
@@ -79,7 +81,14 @@ def control_plane(settings: Settings) -> Iterator[ControlPlane]:
     writer = Writer(store, clock=clock, ids=ids)
     try:
         with _read_pool(settings.database_url) as reads:
-            yield ControlPlane(settings=settings, writer=writer, reads=reads, clock=clock, ids=ids)
+            yield ControlPlane(
+                settings=settings,
+                writer=writer,
+                reads=reads,
+                clock=clock,
+                ids=ids,
+                clients_wait=clients_wait,
+            )
     finally:
         writer.close()
 

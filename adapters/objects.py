@@ -41,20 +41,21 @@ PUT_TRIES = 5
 
 
 _MISSING = (FileNotFoundError, obstore.exceptions.NotFoundError)
-_RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=15)}
-"""Enough for a lost connection. A store that is away is told to whoever asked while they still
-wait: by itself the client would try for three minutes."""
+_PATIENT: RetryConfig = {"max_retries": 10, "retry_timeout": timedelta(minutes=3)}
+_WHILE_CLIENTS_WAIT: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=15)}
+"""Enough for a lost connection: a store that is away is told to whoever asked while they listen."""
 _REMOTE = (OSError, obstore.exceptions.BaseError)
 
 
-def open_store(url: str) -> Objects:
+def open_store(url: str, *, clients_wait: bool = False) -> Objects:
     """`file:///directory`, `s3://bucket/prefix`, `gs://…` or `az://…`; credentials and endpoints of
-    the remote ones come from their usual environment variables. Raises ValueError."""
+    the remote ones come from their usual environment variables. A remote one that is away is tried
+    for minutes, unless `clients_wait` for the answer. Raises ValueError."""
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return DiskObjects(Path(unquote(parts.path)))
     if parts.scheme in ("s3", "gs", "az"):
-        return RemoteObjects(url)
+        return RemoteObjects(url, retry=_WHILE_CLIENTS_WAIT if clients_wait else _PATIENT)
     raise ValueError(f"GRIDLINE_OBJECT_STORE_URL={url!r} is none of file://, s3://, gs://, az://")
 
 
@@ -175,8 +176,8 @@ class DiskObjects:
 class RemoteObjects:
     """`domain.ports.Objects` in a bucket."""
 
-    def __init__(self, url: str) -> None:
-        self._store = from_url(url, retry_config=_RETRY)
+    def __init__(self, url: str, *, retry: RetryConfig) -> None:
+        self._store = from_url(url, retry_config=retry)
 
     async def put(self, key: str, chunks: AsyncIterator[bytes]) -> StoredObject:
         measured = _Measured(chunks)

@@ -39,7 +39,7 @@ def serve(settings: Settings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     asyncio.run(usable_store(settings))
-    with control_plane(settings) as plane, _listening(settings) as listener:
+    with control_plane(settings, clients_wait=True) as plane, _listening(settings) as listener:
         app = create_app(
             Api(control=plane, lease_seconds=settings.lease_seconds, public_url=settings.public_url)
         )

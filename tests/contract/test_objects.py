@@ -193,7 +193,7 @@ async def test_a_remote_store_that_does_not_answer_is_away(monkeypatch: pytest.M
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    await _is_away(open_store("s3://bucket/prefix"))
+    await _is_away(open_store("s3://bucket/prefix", clients_wait=True))
 
 
 async def _is_away(objects: Objects) -> None:
