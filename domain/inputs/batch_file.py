@@ -7,6 +7,7 @@ never by the file: of each line it keeps a digest of its id.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,6 +34,32 @@ class ChunkPlan(StoredModel):
     first_line: int
     requests: int
     sha256: str
+
+
+class _Chunk:
+    """A chunk's plan as its lines come."""
+
+    def __init__(self, start_byte: int, first_line: int) -> None:
+        self.start_byte = start_byte
+        self.requests = 0
+        self._first_line = first_line
+        self._end_byte = start_byte
+        self._digest = hashlib.sha256()
+
+    def add(self, content: bytes, *, end_byte: int) -> None:
+        self.requests += 1
+        self._end_byte = end_byte
+        self._digest.update(content)
+        self._digest.update(b"\n")
+
+    def plan(self) -> ChunkPlan:
+        return ChunkPlan(
+            start_byte=self.start_byte,
+            end_byte=self._end_byte,
+            first_line=self._first_line,
+            requests=self.requests,
+            sha256=self._digest.hexdigest(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +101,9 @@ class BatchFileCheck:
         self._requests = 0
         self._line_of_id: dict[bytes, int] = {}
         self._base: BaseModel | None = None
-        self._usage: dict[str, TokenUsage] = {}
-        self._chunks: list[ChunkPlan] = []
-        self._digest = hashlib.sha256()
+        self._input_tokens: Counter[str] = Counter()
+        self._output_tokens: Counter[str] = Counter()
+        self._chunks: list[_Chunk] = []
         self._first_lines: dict[str, int] = {}
 
     def feed(self, chunk: bytes) -> None:
@@ -94,10 +121,17 @@ class BatchFileCheck:
             errors=tuple(self._errors[:BATCH_ERRORS_MAX]),
             base=self._base,
             requests=self._requests,
-            models=tuple(sorted(self._usage)),
-            worst_case=tuple(self._usage[name] for name in sorted(self._usage)),
-            chunks=tuple(self._chunks),
+            models=tuple(sorted(self._input_tokens)),
+            worst_case=tuple(map(self._worst_case, sorted(self._input_tokens))),
+            chunks=tuple(chunk.plan() for chunk in self._chunks),
             first_lines=self._first_lines,
+        )
+
+    def _worst_case(self, model: str) -> TokenUsage:
+        return TokenUsage(
+            model=model,
+            input_tokens=self._input_tokens[model],
+            output_tokens=self._output_tokens[model],
         )
 
     def _check(self, line: Line) -> None:
@@ -140,8 +174,8 @@ class BatchFileCheck:
                 "lines before; a batch runs on one base model."
             )
             self._fault("model_mismatch", message, param="body.model", line=line)
-        elif request.model not in self._usage and request.model != self._base.id:
-            others = sum(name != self._base.id for name in self._usage)
+        elif request.model not in self._input_tokens and request.model != self._base.id:
+            others = sum(name != self._base.id for name in self._input_tokens)
             if others >= self._base.ft_models_per_batch_max:
                 message = (
                     f"Line {line}: a batch on {self._base.id} names at most "
@@ -152,35 +186,14 @@ class BatchFileCheck:
     def _add(self, request: BatchRequest, line: Line) -> None:
         if request.model != request.base:
             self._first_lines.setdefault(request.model, line.number)
-        used = self._usage.get(request.model)
-        self._usage[request.model] = TokenUsage(
-            model=request.model,
-            input_tokens=request.input_token_bound + (used.input_tokens if used else 0),
-            output_tokens=request.output_token_bound + (used.output_tokens if used else 0),
-        )
+        self._input_tokens[request.model] += request.input_token_bound
+        self._output_tokens[request.model] += request.output_token_bound
         assert line.content is not None
-        last = self._chunks[-1] if self._chunks else None
-        if last is None or not self._fits(last, line):
-            self._digest = hashlib.sha256()
-            last = ChunkPlan(
-                start_byte=line.start_byte,
-                end_byte=line.start_byte,
-                first_line=line.number,
-                requests=0,
-                sha256="",
-            )
-            self._chunks.append(last)
-        self._digest.update(line.content)
-        self._digest.update(b"\n")
-        self._chunks[-1] = last.model_copy(
-            update={
-                "end_byte": line.end_byte,
-                "requests": last.requests + 1,
-                "sha256": self._digest.hexdigest(),
-            }
-        )
+        if not self._chunks or not self._fits(self._chunks[-1], line):
+            self._chunks.append(_Chunk(line.start_byte, line.number))
+        self._chunks[-1].add(line.content, end_byte=line.end_byte)
 
-    def _fits(self, chunk: ChunkPlan, line: Line) -> bool:
+    def _fits(self, chunk: _Chunk, line: Line) -> bool:
         return (
             chunk.requests < self._chunk_requests
             and line.end_byte - chunk.start_byte <= CHUNK_BYTES_MAX

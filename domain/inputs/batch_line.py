@@ -26,6 +26,7 @@ CHAT_INSTEAD = {"/v1/responses": "input", "/v1/completions": "prompt"}
 """OpenAI's other endpoints that answer texts, and the field of theirs that messages take the place
 of."""
 _LINE_FIELDS = ("custom_id", "method", "url", "body")
+_ENVELOPE = frozenset(_LINE_FIELDS)
 
 
 class LineError(StoredModel):
@@ -90,9 +91,23 @@ def _faults(read: object) -> list[Fault]:
 
 
 def _envelope_faults(line: dict[str, Any], endpoint: Endpoint) -> list[Fault]:
+    if _is_envelope(line, endpoint):
+        return []
     faults = [_envelope_fault(name, line.get(name), endpoint) for name in _LINE_FIELDS]
     unknown = [unsupported(name) for name in line if name not in _LINE_FIELDS]
     return [fault for fault in faults if fault is not None] + unknown
+
+
+def _is_envelope(line: dict[str, Any], endpoint: Endpoint) -> bool:
+    """Whether there is no more to be said, as of nearly every line."""
+    return (
+        line.keys() == _ENVELOPE
+        and line["method"] == "POST"
+        and line["url"] == endpoint
+        and isinstance(line["body"], dict)
+        and isinstance(line["custom_id"], str)
+        and 1 <= len(line["custom_id"]) <= CUSTOM_ID_CHARACTERS_MAX
+    )
 
 
 def _envelope_fault(name: str, value: object, endpoint: Endpoint) -> Fault | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -68,9 +69,16 @@ _COMBINING = ("$ref", "anyOf", "oneOf", "allOf")
 
 def followable(schema: Schema) -> Schema:
     """The schema as the decoder gets it. Raises Unfollowable."""
-    if len(json.dumps(schema, ensure_ascii=False).encode()) > SCHEMA_BYTES_MAX:
+    text = json.dumps(schema, ensure_ascii=False)
+    if len(text.encode()) > SCHEMA_BYTES_MAX:
         raise Unfollowable("", f"is larger than {SCHEMA_BYTES_MAX // 1024} KiB")
-    return _Walk(schema).written()
+    return _followable(text)
+
+
+@lru_cache(maxsize=32)
+def _followable(text: str) -> Schema:
+    """Kept, since the lines of a file mostly have one schema. Nobody changes what is returned."""
+    return _Walk(json.loads(text)).written()
 
 
 @dataclass(slots=True)
