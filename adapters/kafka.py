@@ -254,6 +254,7 @@ class KafkaConsumer:
         self.cluster_id = cluster_id
         self.positions: dict[TopicPartition, _Position] = {}
         self.failure: Exception | None = None
+        self.records_behind = 0
         self._settings = settings
         self._topics = frozenset(topics)
         self._commits = commits
@@ -336,6 +337,7 @@ class KafkaConsumer:
         for partition, end in ends.items():
             if end < known[partition]:
                 raise BrokerChanged(partition.topic)
+        self.records_behind = sum(end - known[partition] for partition, end in ends.items())
 
 
 @dataclass(slots=True)

@@ -95,7 +95,11 @@ class Producer(Protocol):
 
 
 class Consumer(Protocol):
-    """Reads messages, in order within a partition."""
+    """Reads messages, in order within a partition. `records_behind` is how many it had not read
+    when it last looked, some seconds ago."""
+
+    @property
+    def records_behind(self) -> int: ...
 
     async def poll(self, *, timeout_seconds: float) -> Sequence[Record]:
         """The next records, or none when the time is up."""

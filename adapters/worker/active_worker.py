@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from adapters import kafka
 from adapters.bootstrap import ControlPlane
+from adapters.worker import measures
 from adapters.worker.batch_results import BatchResults
 from adapters.worker.batch_validation import BatchValidation
 from adapters.worker.dispatcher import Dispatcher
@@ -37,6 +38,7 @@ ROUND_SPACING_SECONDS = 0.02
 """Between two rounds of one loop, however often it is woken."""
 DUE_MAX = 200
 """How many batches of each kind are seen in one round."""
+MEASURE_SECONDS = 5.0
 ERRANDS_AT_ONCE = 8
 """Batches that are validated at a time, and as many that are finalised."""
 LARGE_ERRANDS_AT_ONCE = 2
@@ -91,6 +93,7 @@ class ActiveWorker:
             "validate": self._validate,
             "finalize": self._finalize,
             "watch": lambda beat: self._ticks(self._watchdogs.look, beat),
+            "measure": self._measure,
         }
 
     def wake(self) -> None:
@@ -184,6 +187,20 @@ class ActiveWorker:
 
         async with errands:
             await self._rounds(send_out, beat)
+
+    async def _measure(self, beat: Beat) -> None:
+        while True:
+            now = self._plane.clock.now()
+            depths = await self._plane.read(open_work.depths)
+            measures.OPEN_WORK.clear()
+            measures.OLDEST_SECONDS.clear()
+            for depth in depths:
+                age = (now - depth.oldest_at).total_seconds()
+                measures.OPEN_WORK.labels(depth.kind, depth.stage).set(depth.count)
+                measures.OLDEST_SECONDS.labels(depth.kind, depth.stage).set(age)
+            measures.RUNNERS.set(self._fleet.present())
+            beat()
+            await asyncio.sleep(MEASURE_SECONDS)
 
     async def _ticks(self, act: Act, beat: Beat) -> None:
         """Acts at each tick alone: what only the passing of time makes due."""

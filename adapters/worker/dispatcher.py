@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from adapters.worker import measures
+from adapters.worker.errands import each
 from adapters.worker.fleet import Fleet
-from adapters.worker.isolation import each
 from adapters.worker.system_context import system_context
 from domain import messages
 from domain.commands.work import LoseAttempt, current_task, give_attempt_back, lose_attempt
@@ -163,6 +164,7 @@ class Dispatcher:
                 causation=f"lost/{attempt.chunk}/{attempt.attempt}/{attempt.runner_id}",
             ),
         )
+        measures.ATTEMPTS.labels("lost").inc()
 
     async def _give_back(self, attempt: Attempt) -> None:
         log.warning(

@@ -1,8 +1,9 @@
-"""Longer work of the active worker, one piece each: a few at once, never two for one subject, and
-a failed one again only after a while.
+"""Pieces of work of the active worker, side by side: one that goes wrong never holds up the others,
+and never goes unseen.
 
-Accounts take turns, and large pieces never take all places, so that nobody's short work waits for
-somebody else's long one.
+`each` is for what a round does. `Errands` are for longer work: a few at once, never two for one
+subject, and a failed one again only after a while. There accounts take turns, and large pieces
+never take all places, so that nobody's short work waits for somebody else's long one.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import structlog
 
+from adapters.worker import measures
+from domain.errors import GridlineError
 from domain.limits import MIB
 from projections.work.open_work import DueBatch
 
@@ -26,6 +29,8 @@ RETRY_SECONDS_MAX = 60.0
 LARGE_BYTES = 8 * MIB
 """More is seconds of work."""
 
+T = TypeVar("T")
+R = TypeVar("R")
 GraceSeconds = Callable[[], float]
 """Asked when what runs is to end."""
 
@@ -106,6 +111,7 @@ class Errands:
             failures = self._failures[subject] = self._failures.get(subject, 0) + 1
             wait = min(RETRY_SECONDS_MAX, RETRY_SECONDS_MIN * 2 ** min(failures, 10))
             self._not_before[subject] = time.monotonic() + wait
+            measures.ERRANDS_FAILED.labels(self._name).inc()
             log.warning(
                 "errand failed; it is tried again",
                 errand=self._name,
@@ -119,3 +125,28 @@ class Errands:
             self._not_before.pop(subject, None)
         finally:
             del self._running[subject]
+
+
+async def each(
+    part: str, items: Sequence[T], act: Callable[[T], Awaitable[R]]
+) -> list[tuple[T, R]]:
+    """Acts on all items at once, started in their order; returns those that went well. A failure
+    is logged by its kind, for its text may quote data, and comes again with the next round."""
+    results = await asyncio.gather(*(act(item) for item in items), return_exceptions=True)
+    done: list[tuple[T, R]] = []
+    for item, result in zip(items, results, strict=True):
+        if isinstance(result, BaseException):
+            _log(part, result)
+        else:
+            done.append((item, result))
+    return done
+
+
+def _log(part: str, error: BaseException) -> None:
+    if not isinstance(error, Exception):
+        raise error
+    error_type = type(error).__name__
+    if isinstance(error, GridlineError) and error.retryable:
+        log.info("work put off", part=part, error=error_type)
+    else:
+        log.error("work failed", part=part, error=error_type, exc_info=error)

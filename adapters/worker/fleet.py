@@ -99,6 +99,13 @@ class Fleet:
         last = max(self._listening_since, seen.at_seconds if seen else 0.0)
         return self._now() - last > self._lease_seconds
 
+    def present(self) -> int:
+        """How many runners were heard of within a lease."""
+        return sum(
+            not seen.beat.stopping and not self.is_silent(runner_id)
+            for runner_id, seen in self._seen.items()
+        )
+
     def heartbeat(self, runner_id: str) -> Heartbeat | None:
         """Its newest heartbeat, if any came since we listen."""
         seen = self._seen.get(runner_id)

@@ -18,6 +18,7 @@ import structlog
 from eventsourcing.persistence import InterfaceError, OperationalError
 from pydantic import ValidationError
 
+from adapters.worker import measures
 from adapters.worker.digests import is_stored
 from adapters.worker.fleet import SteadySeconds
 from adapters.worker.system_context import system_context
@@ -116,6 +117,7 @@ class Ingest:
                     record_report, RecordReport(report, stored), context, tracking=position
                 )
             except DuplicateDelivery:
+                measures.REPORTS.labels("repeated").inc()
                 return
             except Exception as error:
                 if _may_pass(error):
@@ -123,7 +125,9 @@ class Ingest:
                 reason = type(error).__name__
                 log.exception("report refused", **_where(record))
             else:
+                _count(report)
                 return
+        measures.REPORTS.labels("set aside").inc()
         log.error("message set aside", **_where(record))
         try:
             await self._writer.execute(
@@ -181,6 +185,12 @@ class Ingest:
                 return True
             case _:
                 return True
+
+
+def _count(report: Report) -> None:
+    measures.REPORTS.labels("recorded").inc()
+    if report.is_final:
+        measures.ATTEMPTS.labels(report.body.type).inc()
 
 
 def _read(record: Record) -> _Delivery:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from adapters.worker import measures
+
 log = structlog.stdlib.get_logger(__name__)
 
 RESTART_SECONDS_MIN = 0.1
@@ -32,6 +34,7 @@ Loop = Callable[[Beat], Awaitable[None]]
 class LoopState:
     """How one loop is. `error` is the kind of its last failure, "" before any."""
 
+    name: str
     beat_at_seconds: float
     rounds: int = 0
     restarts: int = 0
@@ -41,6 +44,7 @@ class LoopState:
         """A round is finished."""
         self.beat_at_seconds = time.monotonic()
         self.rounds += 1
+        measures.LOOP_ROUNDS.labels(self.name).inc()
 
     @property
     def silent_seconds(self) -> float:
@@ -67,13 +71,14 @@ class Loops:
     async def keep(self, name: str, loop: Loop) -> None:
         """Starts the loop again whenever it ends, until this is cancelled; the waits between grow
         while it keeps failing."""
-        state = self._states[name] = LoopState(beat_at_seconds=time.monotonic())
+        state = self._states[name] = LoopState(name, beat_at_seconds=time.monotonic())
         wait = RESTART_SECONDS_MIN
         try:
             while True:
                 began = time.monotonic()
                 error = await _end_of(loop, state.beat)
                 state.restarts += 1
+                measures.LOOP_ENDS.labels(name).inc()
                 state.error = _kind(error)
                 log.warning(
                     "loop ended; it starts again", loop=name, error=state.error, exc_info=error

@@ -12,8 +12,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from adapters.worker.errands import each
 from adapters.worker.fleet import Fleet, SteadySeconds
-from adapters.worker.isolation import each
 from adapters.worker.system_context import system_context
 from domain.commands.work import (
     AssignWork,

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import structlog
 
+from adapters.worker.errands import each
 from adapters.worker.fleet import SteadySeconds
-from adapters.worker.isolation import each
 from adapters.worker.system_context import system_context
 from domain.commands.batches import (
     StopWaiting,

@@ -18,6 +18,7 @@ from adapters.bootstrap import ControlPlane
 from adapters.event_log import positions
 from adapters.event_log.event_store import CHANNEL
 from adapters.kafka import Partition, StartingPoint
+from adapters.worker import measures
 from adapters.worker.active_worker import ActiveWorker
 from adapters.worker.ingest import GROUP, Ingest
 from adapters.worker.loops import Beat, Loops
@@ -65,6 +66,7 @@ class Worker:
                 records = await consumer.poll(timeout_seconds=POLL_SECONDS)
                 if records:
                     await self._ingest.take(records)
+                measures.REPORTS_BEHIND.set(consumer.records_behind)
                 beat()
         finally:
             await consumer.stop()
@@ -96,17 +98,23 @@ class Worker:
             log.info("active worker")
             await connection.execute(f"LISTEN {CHANNEL}")
             active = ActiveWorker(self._plane, stopping=self.stopping)
-            async with asyncio.TaskGroup() as group:
-                for name, loop in active.loops().items():
-                    group.create_task(self.loops.keep(name, loop))
-                while True:
-                    async for _ in connection.notifies(
-                        timeout=self._settings.scheduler_tick_seconds, stop_after=1
-                    ):
-                        active.wake()
-                    # Finds out that the connection, and with it the lock, is gone.
-                    await connection.execute("SELECT 1")
-                    beat()
+            with measures.ACTIVE.track_inprogress():
+                await self._be_active(connection, active, beat)
+
+    async def _be_active(
+        self, connection: psycopg.AsyncConnection, active: ActiveWorker, beat: Beat
+    ) -> None:
+        async with asyncio.TaskGroup() as group:
+            for name, loop in active.loops().items():
+                group.create_task(self.loops.keep(name, loop))
+            while True:
+                async for _ in connection.notifies(
+                    timeout=self._settings.scheduler_tick_seconds, stop_after=1
+                ):
+                    active.wake()
+                # Finds out that the connection, and with it the lock, is gone.
+                await connection.execute("SELECT 1")
+                beat()
 
 
 async def _take_lock(connection: psycopg.AsyncConnection, beat: Beat) -> None:

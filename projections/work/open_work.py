@@ -84,6 +84,10 @@ _STARTABLE = """
     FROM open_work w JOIN accounts a ON a.id = w.account_id
     WHERE w.stage IN ('planned', 'waiting') ORDER BY w.position
 """
+_DEPTHS = """
+    SELECT kind, stage, count(*) AS count, min(created_at) AS oldest_at
+    FROM open_work GROUP BY kind, stage
+"""
 _TO_VALIDATE = """
     SELECT work_id, account_id, bytes
     FROM (
@@ -166,6 +170,21 @@ def startable(connection: Connection) -> tuple[StartableWork, ...]:
         )
         for row in connection.execute(_STARTABLE).fetchall()
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How much work of a kind is at a stage, and since when the oldest of it is open."""
+
+    kind: str
+    stage: str
+    count: int
+    oldest_at: datetime
+
+
+def depths(connection: Connection) -> list[Depth]:
+    """For each kind and stage that any open work is at."""
+    return [Depth(**row) for row in connection.execute(_DEPTHS).fetchall()]
 
 
 @dataclass(frozen=True, slots=True)
