@@ -18,7 +18,7 @@ from gpu_runners.child_pipes import pack_vector, unpack_vector
 from gpu_runners.parent.slots import EngineSlot, engine_command
 from gpu_runners.weights.store import Weights
 
-CASES = Path(__file__).parent / "cases"
+CASES = Path(__file__).parents[1] / "unit" / "cases" / "engine_lines"
 VLLM_PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 
 

@@ -543,9 +543,9 @@ def test_what_asks_for_the_likeliest_token_is_greedy_and_the_rest_is_carried(
     assert read.sampling == sampling
 
 
-@pytest.mark.parametrize("name", case_names("sampling"))
-def test_sampling_as_people_send_it_is_accepted(name: str) -> None:
-    facts = checked(case_bytes("sampling", name))
+@pytest.mark.parametrize("name", ["seeds", "top-p", "tiny-temperature", "markup"])
+def test_sampling_and_marks_as_people_send_them_are_accepted(name: str) -> None:
+    facts = checked(case_bytes("engine_lines", f"{name}.jsonl"))
     assert facts.errors == ()
 
 
@@ -559,23 +559,22 @@ def test_seeds_and_choices_share_no_engine_seed() -> None:
 
 
 def test_embedding_inputs_as_people_send_them() -> None:
-    facts = checked(case_bytes("embedding_inputs", "requests-embeddings.jsonl"), endpoint=EMBED)
+    facts = checked(case_bytes("engine_lines", "embeddings.jsonl"), endpoint=EMBED)
     assert facts.errors == ()
     for name in case_names("embedding_inputs"):
-        if name.startswith("bad-"):
-            facts = checked(case_bytes("embedding_inputs", name), endpoint=EMBED)
-            assert faults(facts) == [("invalid_value", 2, "body.input")], name
+        facts = checked(case_bytes("embedding_inputs", name), endpoint=EMBED)
+        assert faults(facts) == [("invalid_value", 2, "body.input")], name
 
 
 def test_response_formats_as_people_send_them() -> None:
     for name, refused in (
-        ("requests-patterns.jsonl", ["names-quote"]),
+        ("patterns.jsonl", ["names-quote"]),
         (
-            "requests-self-reference.jsonl",
+            "self-reference.jsonl",
             ["self", "self-def", "mutual", "anyof-self", "bad-type"],
         ),
     ):
-        content = case_bytes("response_formats", name)
+        content = case_bytes("engine_lines", name)
         ids = [json.loads(each)["custom_id"] for each in content.splitlines()]
         facts = checked(content)
         assert [ids[(error.line or 0) - 1] for error in facts.errors] == refused

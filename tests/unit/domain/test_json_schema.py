@@ -434,21 +434,21 @@ def test_any_text_is_a_pattern_or_is_refused(pattern: str) -> None:
 
 
 def lines(name: str) -> dict[str, Any]:
-    rows = map(json.loads, case_bytes("response_formats", name).splitlines())
+    rows = map(json.loads, case_bytes("engine_lines", name).splitlines())
     return {
         row["custom_id"]: row["body"]["response_format"]["json_schema"]["schema"] for row in rows
     }
 
 
 def test_patterns_with_quotes_and_line_ends_are_followed() -> None:
-    found = lines("requests-patterns.jsonl")
+    found = lines("patterns.jsonl")
     assert "propertyNames" in refusal(found.pop("names-quote"))
     for schema in found.values():
         assert held_to(schema)
 
 
 def test_schemas_without_an_end_are_refused_and_those_with_one_are_not() -> None:
-    found = lines("requests-self-reference.jsonl")
+    found = lines("self-reference.jsonl")
     for name in ("self", "self-def", "mutual", "anyof-self"):
         assert "itself" in refusal(found.pop(name))
     assert "type that is none of" in refusal(found.pop("bad-type"))
