@@ -18,6 +18,9 @@ from api.app import ROUTES
 from api.http.errors import BASE_PATH
 from api.routes.not_offered import INSTEAD, TO_COME, AnythingElse, ToCome
 from domain import limits
+from domain.inputs.requests import chat_body, embeddings_body
+from domain.inputs.requests.fields import NOTHING_ASKED
+from domain.inputs.requests.schema_values import KEYWORDS
 from domain.work import job_errors
 from tests.test_house_rules import Source, sources
 
@@ -80,6 +83,33 @@ def test_the_metrics_page_says_of_each_metric_what_the_code_says() -> None:
     rows = [row.split("|") for row in page("metrics.md").splitlines() if row.startswith("| `")]
 
     assert {(row[1].strip(" `"), row[3].strip()) for row in rows} == made
+
+
+def section(name: str, title: str) -> str:
+    return page(name).partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_batches_page_names_exactly_the_fields_that_lines_may_have() -> None:
+    for title, readers in (("Chat", chat_body.READERS), ("Embeddings", embeddings_body.READERS)):
+        named = first_cells(section("batches.md", title))
+
+        assert sorted([*named, "model"]) == sorted(readers)
+
+
+def test_the_batches_page_names_every_value_that_changes_nothing() -> None:
+    text = section("batches.md", "Fields that are not offered")
+    named = first_cells(text)
+
+    for field, values in NOTHING_ASKED.items():
+        assert f"`{field}`" in text
+        assert (field in named) == bool(values)
+
+
+def test_the_batches_page_names_every_keyword_that_holds_an_answer() -> None:
+    text = section("batches.md", "Response formats")
+
+    for keyword in {name for names in KEYWORDS.values() for name in names}:
+        assert f"`{keyword}`" in text
 
 
 def test_the_api_page_lists_exactly_the_routes() -> None:
