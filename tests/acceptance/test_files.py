@@ -353,6 +353,13 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+def _end_of_log(served: Served) -> int:
+    with served.plane.reads.connection() as connection:
+        row = connection.execute("SELECT max(notification_id) AS last FROM gridline_events")
+        last: int = row.fetchall()[0]["last"]
+    return last
+
+
 @pytest.fixture
 def small_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload_allowance, "STORED_BYTES_MAX", 1_000_000)
@@ -369,8 +376,10 @@ def test_uploads_past_the_accounts_space_are_refused_until_files_are_deleted(
     client = served.openai(key)
     data = b"x" * 100_000
     kept = [client.files.create(file=data, purpose="batch").id for _ in range(fit)]
+    end_of_log = _end_of_log(served)
     with pytest.raises(openai.RateLimitError) as refused:
         client.files.create(file=b"x", purpose="batch")
+    assert _end_of_log(served) == end_of_log
     assert refused.value.code == "limit_exceeded"
     assert refused.value.response.headers["x-should-retry"] == "false"
     assert isinstance(refused.value.body, dict)
