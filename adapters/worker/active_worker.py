@@ -25,7 +25,7 @@ from adapters.worker.errands import Errands
 from adapters.worker.fleet import Fleet
 from adapters.worker.loops import Beat, Loop
 from adapters.worker.scheduler import Scheduler
-from adapters.worker.watchdogs import Watchdogs
+from adapters.worker.watchdogs import Sweep, Watchdogs
 from domain.messages import Heartbeat
 from projections.direct import heartbeats
 from projections.work import open_work
@@ -75,6 +75,12 @@ class ActiveWorker:
             chunk_requests=settings.batch_chunk_requests,
         )
         self._results = BatchResults(writer=plane.writer, objects=plane.objects)
+        self._sweep = Sweep(
+            writer=plane.writer,
+            read=plane.read,
+            objects=plane.objects,
+            steady_seconds=time.monotonic,
+        )
         self._watchdogs = Watchdogs(
             writer=plane.writer,
             read=plane.read,
@@ -93,6 +99,7 @@ class ActiveWorker:
             "validate": self._validate,
             "finalize": self._finalize,
             "watch": lambda beat: self._ticks(self._watchdogs.look, beat),
+            "sweep": lambda beat: self._ticks(lambda: self._sweep.look(beat), beat),
             "measure": self._measure,
         }
 

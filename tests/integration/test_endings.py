@@ -4,7 +4,7 @@ taken."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +15,7 @@ from adapters.event_log.event_store import EventStore
 from adapters.worker.batch_results import BatchResults
 from adapters.worker.dispatcher import ASSIGNS_MAX, BEATS_BEFORE_REPEAT, Dispatcher
 from adapters.worker.fleet import Fleet
-from adapters.worker.watchdogs import Watchdogs
+from adapters.worker.watchdogs import Sweep
 from domain import messages
 from domain.commands import batches, files
 from domain.commands import models as model_commands
@@ -211,14 +211,12 @@ def test_a_key_of_much_work_loads_from_its_snapshot(rig: ProductRig, database: D
 
 async def sweep(rig: ProductRig, objects: FakeObjects) -> set[str]:
     """What is left of adapters."""
-    watchdogs = Watchdogs(
-        writer=rig.writer,
-        read=None,  # type: ignore[arg-type]  # a sweep asks the log and the store alone
-        objects=objects,
-        clock=rig.clock,
-        steady_seconds=lambda: 0.0,
-    )
-    await watchdogs.sweep()
+
+    async def read(function: Callable[..., Any], **arguments: Any) -> Any:
+        return function(rig.connection, **arguments)
+
+    sweep = Sweep(writer=rig.writer, read=read, objects=objects, steady_seconds=lambda: 0.0)
+    await sweep.sweep(lambda: None)
     return {key async for key in objects.list_keys("adapters/")}
 
 

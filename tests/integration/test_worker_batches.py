@@ -12,7 +12,8 @@ import pytest
 
 from adapters.operators.actions import Operator, shipped_prices
 from adapters.settings import Settings
-from adapters.worker.watchdogs import UNKNOWN_OBJECT_SECONDS, Watchdogs
+from adapters.worker import watchdogs
+from adapters.worker.watchdogs import UNKNOWN_OBJECT_SECONDS, Sweep
 from domain.ids import derived_file_id
 from domain.messages import PROGRESS_TOPIC, Cancel, ChunkProgress, Revoke
 from domain.work.batch import CHUNK_FAILURES_MAX
@@ -416,7 +417,10 @@ async def test_of_much_progress_few_events_are_made_and_no_result_is_dropped(
         assert events.count("gridline.batch.chunk_finished") == 2
 
 
-async def test_the_sweep_removes_what_nothing_refers_to_and_no_more(rig: Rig) -> None:
+async def test_the_sweep_removes_what_nothing_refers_to_and_no_more(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdogs, "PAGE_KEYS", 2)
     batch_id = await rig.create_batch(chat_lines(1))
     async with scripted_runner(rig, "runner_a") as runner:
         await runner.finish(await runner.next_assign())
@@ -431,17 +435,18 @@ async def test_the_sweep_removes_what_nothing_refers_to_and_no_more(rig: Rig) ->
             await rig.plane.objects.put(key, content())
         await rig.plane.objects.put("files/file-unknown", content())
         seconds = 0.0
-        watchdogs = Watchdogs(
+        pages: list[None] = []
+        sweep = Sweep(
             writer=rig.plane.writer,
             read=rig.plane.read,
             objects=rig.plane.objects,
-            clock=rig.plane.clock,
             steady_seconds=lambda: seconds,
         )
         before = await keys_of(rig)
-        await watchdogs.sweep()
+        await sweep.sweep(lambda: pages.append(None))
         once = await keys_of(rig)
         assert before - once == {f"chunks/{batch_id}/0/9/output.jsonl"}
         seconds = UNKNOWN_OBJECT_SECONDS + 1
-        await watchdogs.sweep()
+        await sweep.sweep(lambda: pages.append(None))
         assert once - await keys_of(rig) == {"files/file-unknown"}
+        assert pages
