@@ -10,7 +10,7 @@ The name that the customer gave it is personal and lives outside the log.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import ClassVar, Literal
 
 from domain.aggregate import Aggregate, Envelope, event
 from domain.errors import InvalidState, NotFound
@@ -23,6 +23,8 @@ DeletedBecause = Literal["asked", "expired"]
 
 class File(Aggregate, topic="gridline.file"):
     """`training` is null but for fine-tune files; `pins` are the open jobs and batches."""
+
+    snapshot_interval: ClassVar[int] = 200
 
     account_id: str
     purpose: Purpose

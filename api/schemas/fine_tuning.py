@@ -94,7 +94,7 @@ def _adapter(row: JobRow) -> dict[str, Any] | None:
         return None
     return {
         "model": row.model,
-        "servable": row.settings.servable,
+        "servable": row.is_servable,
         "reason": row.not_servable_because,
     }
 

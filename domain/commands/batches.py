@@ -13,7 +13,7 @@ from domain.commands.idempotency import forget
 from domain.commands.ownership import batch_of
 from domain.commands.settlement import HoldTerms, capture_hold, place_hold, release_hold
 from domain.file import File
-from domain.fine_tuned_model import FineTunedModel, StoredAdapter
+from domain.fine_tuned_model import FineTunedModel
 from domain.inputs.batch_file import ChunkPlan
 from domain.inputs.batch_line import LineError
 from domain.ledger.account import Account
@@ -48,7 +48,7 @@ def record_batch_plan(uow: UnitOfWork, command: RecordBatchPlan) -> None:
     batch = uow.get(Batch, command.batch_id)
     if not batch.wants_plan:
         return
-    adapters: list[StoredAdapter] = []
+    models: list[FineTunedModel] = []
     errors: list[LineError] = []
     for name, line in sorted(command.first_lines.items()):
         model = uow.find(FineTunedModel, name)
@@ -62,15 +62,17 @@ def record_batch_plan(uow: UnitOfWork, command: RecordBatchPlan) -> None:
                 )
             )
         else:
-            adapters.append(model.adapter)
+            models.append(model)
     if errors:
         _end_failed(uow, batch, tuple(errors))
         return
+    for model in models:
+        model.stage(batch.id, envelope=uow.envelope)
     batch.record_plan(
         BatchPlan(
             base_revision=CATALOG[command.quote.base].revision or "unpinned",
             chunks=command.chunks,
-            adapters=tuple(adapters),
+            adapters=tuple(model.adapter for model in models),
             quote=command.quote,
         ),
         envelope=uow.envelope,
@@ -303,3 +305,5 @@ def _end_failed(uow: UnitOfWork, batch: Batch, errors: tuple[LineError, ...]) ->
 def _free(uow: UnitOfWork, batch: Batch) -> None:
     uow.get(Account, batch.account_id).free_batch_slot(batch.id, envelope=uow.envelope)
     uow.get(File, batch.input_file_id).unpin(batch.id, envelope=uow.envelope)
+    for adapter in batch.plan.adapters if batch.plan is not None else ():
+        uow.get(FineTunedModel, adapter.name).unstage(batch.id, envelope=uow.envelope)

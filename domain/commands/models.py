@@ -10,7 +10,6 @@ from domain.fine_tuned_model import FineTunedModel
 from domain.ids import fine_tuned_model_name, step_metrics_file_id
 from domain.ledger.account import Account
 from domain.unit_of_work import UnitOfWork
-from domain.work.batch import Batch
 from domain.work.fine_tuning_job import FineTuningJob
 
 
@@ -22,13 +21,13 @@ class DeleteModel:
 
 def delete_model(uow: UnitOfWork, command: DeleteModel) -> tuple[str, ...]:
     """Makes a fine-tuned model unusable and frees its slot; returns the keys of the objects to
-    delete: none while an open batch has staged it, which keeps it through every retry, or is not
-    validated yet; the sweep has them later. Raises NotFound."""
+    delete: none while an open batch has staged it, which keeps it through every retry; the sweep
+    has them later. Raises NotFound."""
     model = model_of(uow, command.account_id, command.model)
     account = uow.get(Account, command.account_id)
     model.delete(envelope=uow.envelope)
     account.free_model_slot(model.id, envelope=uow.envelope)
-    return () if _is_staged(uow, model) else (model.config.key, model.weights.key)
+    return () if model.staged_by else (model.config.key, model.weights.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +51,4 @@ def adapter_is_wanted(uow: UnitOfWork, asked: AdapterObject) -> bool:
     model = uow.find(FineTunedModel, name)
     if model is None or asked.key not in (model.config.key, model.weights.key):
         return False
-    return not model.deleted or _is_staged(uow, model)
-
-
-def _is_staged(uow: UnitOfWork, model: FineTunedModel) -> bool:
-    """Whether an open batch's plan names the model, or may be about to: another process could be
-    recording it in this moment, and neither would see the other."""
-    account = uow.get(Account, model.account_id)
-    plans = [uow.get(Batch, batch_id).plan for batch_id in account.open_batches]
-    return any(
-        plan is None or any(adapter.name == model.id for adapter in plan.adapters) for plan in plans
-    )
+    return not model.deleted or bool(model.staged_by)

@@ -24,6 +24,7 @@ from projections.paging import Page, bounds, page
 from projections.projection import Statement
 from projections.read_model import Connection, ReadModel
 
+DELETED = "The model was deleted: it cannot be named in a batch, listed or downloaded any more."
 DOWNLOAD_ONLY = "Fine-tunes of this base are download-only for now and cannot run in a batch."
 
 REASONS: dict[str, str] = {
@@ -82,8 +83,10 @@ _COLUMNS = """
     SELECT j.id, j.account_id, j.key_id, j.status, j.created_at, j.started_at, j.finished_at,
            j.waiting_until, j.settings, j.waiting_for, j.step, j.steps, j.progress_tokens,
            j.trained_tokens, j.train_loss, j.eval_loss_before, j.error_code, j.error_message,
-           j.fault_side, j.model, j.result, j.receipt, t.metadata, t.suffix
+           j.fault_side, j.model, j.result, j.receipt, t.metadata, t.suffix,
+           m.deleted_at IS NOT NULL AS model_deleted
     FROM fine_tuning_jobs j LEFT JOIN work_texts t ON t.work_id = j.id
+         LEFT JOIN models m ON m.id = j.model
 """
 _GET = _COLUMNS + "WHERE j.id = %(id)s AND j.account_id = %(account_id)s"
 _LIST = (
@@ -130,6 +133,7 @@ class JobRow:
     receipt: Receipt | None
     metadata: dict[str, str] | None
     suffix: str | None
+    model_deleted: bool
 
     @property
     def estimated_finish(self) -> datetime:
@@ -138,12 +142,19 @@ class JobRow:
 
     @property
     def fine_tuned_model(self) -> str | None:
-        """The model that batches can name; null for a download-only base."""
-        return self.model if self.settings.servable else None
+        """The model that batches can name; null for a download-only base, and once deleted."""
+        return self.model if self.is_servable else None
+
+    @property
+    def is_servable(self) -> bool:
+        """Whether batches can name the adapter."""
+        return self.settings.servable and not self.model_deleted
 
     @property
     def not_servable_because(self) -> str | None:
         """Why the adapter cannot be named in a batch; null when it can."""
+        if self.model_deleted:
+            return DELETED
         return None if self.settings.servable else DOWNLOAD_ONLY
 
     @property

@@ -21,6 +21,7 @@ from domain.commands import batches, files
 from domain.commands import models as model_commands
 from domain.commands import prices as price_commands
 from domain.commands import work as work_commands
+from domain.fine_tuned_model import FineTunedModel
 from domain.ids import derived_file_id, fine_tuned_model_name, step_metrics_file_id
 from domain.inputs.batch_line import LineError
 from domain.ledger.account import Account
@@ -267,14 +268,38 @@ async def test_a_deleted_model_that_nothing_staged_goes_at_once(rig: ProductRig)
     assert len(keys) == 2
 
 
-async def test_a_deleted_model_waits_for_batches_that_may_be_about_to_stage_it(
-    rig: ProductRig,
-) -> None:
-    """The worker may record a plan at the moment in which the API deletes a model of it."""
+def test_a_deleted_model_waits_for_no_batch_that_is_not_planned(rig: ProductRig) -> None:
+    """A plan and a deletion that race meet on the model's stream: a plan that is later fails."""
     name = fine_tuned_model_name(BASE, rig.account_id, rig.job_that_succeeds())
-    rig.create_batch()
-    assert (
-        rig.run(model_commands.delete_model, model_commands.DeleteModel(rig.account_id, name)) == ()
+    batch_id = rig.create_batch()
+    delete = model_commands.DeleteModel(rig.account_id, name)
+    assert len(rig.run(model_commands.delete_model, delete)) == 2
+    rig.run(batches.record_batch_plan, plan_naming(name, batch_id))
+    assert of(rig, Batch, batch_id)["status"] == "failed"
+
+
+def test_a_model_knows_the_open_batches_that_run_on_it(rig: ProductRig) -> None:
+    name = fine_tuned_model_name(BASE, rig.account_id, rig.job_that_succeeds())
+    first, second = rig.create_batch(), rig.create_batch()
+    for batch_id in (first, second):
+        rig.run(batches.record_batch_plan, plan_naming(name, batch_id))
+    assert of(rig, FineTunedModel, name)["staged_by"] == [first, second]
+    rig.start(first)
+    rig.run(batches.cancel_batch, batches.CancelBatch(rig.account_id, first))
+    rig.finish_batch(first, completed=0, failed=4)
+    assert of(rig, FineTunedModel, name)["staged_by"] == [second]
+    rig.run(batches.cancel_batch, batches.CancelBatch(rig.account_id, second))
+    rig.finish_batch(second, completed=0, failed=4)
+    delete = model_commands.DeleteModel(rig.account_id, name)
+    assert len(rig.run(model_commands.delete_model, delete)) == 2
+
+
+def plan_naming(name: str, batch_id: str) -> batches.RecordBatchPlan:
+    return batches.RecordBatchPlan(
+        batch_id=batch_id,
+        chunks=chunk_plans(1),
+        first_lines={name: 1},
+        quote=batch_quote(requests=4, maximum_nano_usd=50_000_000, models=(BASE, name)),
     )
 
 

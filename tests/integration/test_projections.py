@@ -102,7 +102,11 @@ def test_every_handled_topic_is_an_event_of_the_domain() -> None:
     handled = {topic for model in (*INLINE, *FOLLOWING) for topic in model.handlers}
     unhandled = event_fields().keys() - handled
     assert handled - event_fields().keys() == set()
-    assert unhandled == {"gridline.idempotent_request.recorded"}
+    assert unhandled == {
+        "gridline.fine_tuned_model.staged",
+        "gridline.fine_tuned_model.unstaged",
+        "gridline.idempotent_request.recorded",
+    }
 
 
 def test_every_event_is_documented_with_its_fields_and_read_models() -> None:
@@ -382,7 +386,8 @@ def test_jobs_are_filtered_by_metadata_or_its_absence(rig: ProductRig) -> None:
 
 
 def test_a_deleted_model_is_gone_and_leaves_a_tombstone(rig: ProductRig) -> None:
-    name = str(job_of(rig, rig.job_that_succeeds()).model)
+    job_id = rig.job_that_succeeds()
+    name = str(job_of(rig, job_id).model)
     scope: dict[str, Any] = {"account_id": rig.account_id}
     assert [row.id for row in models.list_all(rig.connection, **scope)] == [name]
     assert models.deleted_at(rig.connection, **scope, model=name) is None
@@ -391,6 +396,9 @@ def test_a_deleted_model_is_gone_and_leaves_a_tombstone(rig: ProductRig) -> None
     assert models.get(rig.connection, **scope, model=name) is None
     assert models.deleted_at(rig.connection, **scope, model=name) == rig.clock.now()
     assert account_of(rig).models == 0
+    job = job_of(rig, job_id)
+    assert (job.model, job.fine_tuned_model, job.is_servable) == (name, None, False)
+    assert "deleted" in str(job.not_servable_because)
 
 
 # Money, keys and prices ------------------------------------------------------------------------

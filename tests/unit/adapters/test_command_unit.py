@@ -15,8 +15,6 @@ from domain.stored import StoredObject
 
 BOUNDED = {
     "gridline.credit_hold": "two events",
-    "gridline.file": "two events for each piece of work that uses it",
-    "gridline.fine_tuned_model": "two events",
     "gridline.idempotent_request": "one event",
     "gridline.price_book": "one event for each price list",
 }
