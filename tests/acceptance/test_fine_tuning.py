@@ -6,8 +6,10 @@ import csv
 import hashlib
 import io
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 from openai import OpenAI
@@ -446,3 +448,20 @@ def test_a_deleted_model_can_be_named_in_no_batch(served: Served) -> None:
     assert failed.errors is not None
     assert failed.errors.data is not None
     assert (failed.status, failed.errors.data[0].code) == ("failed", "model_not_found")
+
+
+def test_of_creates_at_once_as_many_as_there_are_slots_succeed(served: Served) -> None:
+    training = _file(served.openai())
+    body = {"model": BASE, "training_file": training}
+
+    def create(_: int) -> httpx2.Response:
+        with served.http() as http:
+            return http.post("/openai/v1/fine_tuning/jobs", json=body)
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(create, range(8)))
+    refused = [answer.json()["error"] for answer in answers if answer.status_code != 200]
+    assert len(refused) == 5
+    for error in refused:
+        assert (error["code"], bool(error["message"])) == ("limit_exceeded", True)
+    assert len(served.openai().fine_tuning.jobs.list().data) == 3

@@ -20,6 +20,7 @@ from peft import PeftConfig
 from peft.utils import get_peft_model_state_dict
 from transformers import AutoTokenizer
 
+from domain.limits import ADAPTER_BYTES_MAX
 from domain.messages import TrainProgress
 from gpu_runners.rendering.training_rows import Renderer, Sample, TrainingRefused
 from gpu_runners.training import adapter_files
@@ -379,6 +380,17 @@ def base_modules(base: TrainingBase) -> list[tuple[str, Any]]:
 
 def shape(base: TrainingBase) -> AdapterShape:
     return AdapterShape(source=base.source, commit=base.commit, rank=4, alpha=8)
+
+
+def test_an_adapter_past_the_size_limit_is_refused_with_what_to_lower(
+    tiny_base: TrainingBase, tmp_path: Path
+) -> None:
+    with (tmp_path / adapter_files.WEIGHTS_NAME).open("wb") as weights:
+        weights.truncate(ADAPTER_BYTES_MAX + 1)
+    with pytest.raises(TrainingRefused) as refused:
+        adapter_files.verify(tmp_path, shape(tiny_base))
+    assert refused.value.code == "adapter_too_large"
+    assert "Lower lora_rank" in str(refused.value)
 
 
 @pytest.mark.parametrize(
