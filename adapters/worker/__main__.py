@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ log = structlog.stdlib.get_logger(__name__)
 BROKER_PATIENCE_SECONDS = 5.0
 STOP_SECONDS = 1.5
 """For closing all that is open, besides what `stop_seconds` gives to what runs."""
+THREADS_MAX = 32
+"""More than the event loop's default: slow disks must not keep reads of the database waiting."""
 SWITCH_SECONDS = 0.001
 """A fifth of Python's own: each step of the event loop waits for the thread that reads a file."""
 
@@ -38,6 +41,8 @@ async def serve(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     sys.setswitchinterval(SWITCH_SECONDS)
     with ExitStack() as stack:
+        threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="gridline-worker")
+        asyncio.get_running_loop().set_default_executor(threads)
         health = _Health()
         stack.enter_context(serve_metrics(settings, health=health))
         await _check_topics(settings)

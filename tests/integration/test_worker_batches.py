@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from adapters.settings import Settings
 from adapters.worker import watchdogs
 from adapters.worker.watchdogs import UNKNOWN_OBJECT_SECONDS, Sweep
 from domain.ids import derived_file_id
+from domain.ledger.account import AccountLimits
 from domain.messages import PROGRESS_TOPIC, Cancel, ChunkProgress, Revoke
 from domain.work.batch import CHUNK_FAILURES_MAX
 from tests.conftest import Database
@@ -450,3 +452,21 @@ async def test_the_sweep_removes_what_nothing_refers_to_and_no_more(
         await sweep.sweep(lambda: pages.append(None))
         assert once - await keys_of(rig) == {"files/file-unknown"}
         assert pages
+
+
+async def test_large_batches_of_one_account_delay_nobodys_single_line(rig: Rig) -> None:
+    await rig.stop_worker()
+    text = "hello " * 20_000
+    large = [await rig.create_batch(chat_lines(80, text=text)) for _ in range(4)]
+    another = Operator(rig.plane.writer).open_account(
+        email="b@c.d", credit_usd="5", limits=AccountLimits(open_fine_tunes=1, open_batches=1)
+    )
+    single = await replace(rig, account=another).create_batch(chat_lines(1))
+    rig.start_worker()
+    await rig.batch_when(single, "in_progress")
+    planned = await rig.rows(
+        "SELECT originator_id AS id FROM gridline_events "
+        "WHERE topic = 'gridline.batch.validated' ORDER BY notification_id"
+    )
+    assert planned[0]["id"] == single
+    assert {row["id"] for row in planned} <= {single, *large}

@@ -161,6 +161,29 @@ async def test_a_job_that_no_runner_takes_within_a_day_of_waiting_is_unavailable
     assert rows == [{"error_code": "job_unavailable"}]
 
 
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [
+        ("qwen2.5-7b-instruct", "qlora"),
+        ("gpt-oss-20b", None),
+        ("qwen2.5-0.5b-instruct", {"type": "dpo"}),
+    ],
+)
+async def test_a_training_that_needs_48_gb_waits_for_a_runner_that_has_them(
+    rig: Rig, model: str, method: dict[str, str] | str | None
+) -> None:
+    async with scripted_runner(rig, "runner_24", gpu_class="gpu-24gb") as small:
+        job_id = await rig.create_job(model=model, method=method)
+
+        async def told() -> bool:
+            return (await rig.job(job_id))["waiting_for"] == "gridline_capacity"
+
+        await eventually(told)
+        async with scripted_runner(rig, "runner_48", gpu_class="gpu-48gb") as large:
+            assert (await large.next_assign()).attempt.work_id == job_id
+        assert small.inbox.empty()
+
+
 async def test_a_worker_process_does_the_work_and_ends_soon_when_asked(rig: Rig) -> None:
     await rig.stop_worker()
     process = await asyncio.create_subprocess_exec(

@@ -22,7 +22,7 @@ from adapters.operators.actions import OpenedAccount, Operator, shipped_prices
 from adapters.settings import Settings
 from adapters.worker.loops import Loops
 from adapters.worker.worker import Worker
-from domain.catalog import CATALOG
+from domain.catalog import CATALOG, CPU
 from domain.commands.batches import CancelBatch, cancel_batch
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_fine_tuning_job
@@ -63,6 +63,18 @@ BEAT_SECONDS = 0.15
 LEASE_SECONDS = 1.5
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TEST = CommandContext(actor="system:test", correlation_id="t", causation="test", command_id="t")
+
+CHAT_ROW = {
+    "messages": [
+        {"role": "user", "content": "two and two"},
+        {"role": "assistant", "content": "four"},
+    ]
+}
+PREFERENCE_ROW = {
+    "input": {"messages": [{"role": "user", "content": "two and two"}]},
+    "preferred_output": [{"role": "assistant", "content": "four"}],
+    "non_preferred_output": [{"role": "assistant", "content": "five"}],
+}
 
 Work = Batch | FineTuningJob
 
@@ -148,20 +160,18 @@ class Rig:
         create = CreateBatch(self._origin("POST /batches", body), parse_batch_create(body))
         return await self.plane.writer.execute(create_batch, create, TEST)
 
-    async def create_job(self, rows: int = 12) -> str:
-        """Uploads chat rows and creates a training on them; returns its id."""
-        row = {
-            "messages": [
-                {"role": "user", "content": "two and two"},
-                {"role": "assistant", "content": "four"},
-            ]
-        }
+    async def create_job(
+        self, rows: int = 12, *, model: str = BASE, method: dict[str, Any] | str | None = None
+    ) -> str:
+        """Uploads rows and creates a training on them; returns its id."""
+        row = PREFERENCE_ROW if method == {"type": "dpo"} else CHAT_ROW
         content = json.dumps(row).encode() + b"\n"
         check = TrainingFileCheck()
         check.feed(content * rows)
         facts = check.finish()
         file_id = await self.store(content * rows, purpose="fine-tune", training=facts)
-        body = {"model": BASE, "training_file": file_id}
+        body = {"model": model, "training_file": file_id}
+        body |= {"method": method} if method is not None else {}
         create = CreateFineTuningJob(
             self._origin("POST /fine_tuning/jobs", body), parse_fine_tuning_create(body)
         )
@@ -288,13 +298,14 @@ class ScriptedRunner:
     silent: bool = False
     draining: bool = False
     slots: int = 1
+    gpu_class: str = CPU
     ended: dict[Attempt, Report] = field(default_factory=dict)
 
     async def beat(self, *, stopping: bool = False) -> None:
         """One heartbeat."""
         heartbeat = Heartbeat(
             runner_id=self.runner_id,
-            gpu_class=self.rig.settings.gpu_class,
+            gpu_class=self.gpu_class,
             sent_at=self.rig.plane.clock.now(),
             slots={"batch_chunk": self.slots, "train": self.slots},
             running=tuple(self.running),
@@ -416,12 +427,13 @@ class ScriptedRunner:
 
 @asynccontextmanager
 async def scripted_runner(
-    rig: Rig, runner_id: str, *, slots: int = 1
+    rig: Rig, runner_id: str, *, slots: int = 1, gpu_class: str = CPU
 ) -> AsyncIterator[ScriptedRunner]:
     """A runner that is there until the end of the block, without a goodbye."""
-    producer = await kafka.producer(rig.settings)
-    consumer = await kafka.runner_consumer(rig.settings, runner_id)
-    runner = ScriptedRunner(rig, producer, consumer, runner_id, slots=slots)
+    settings = replace(rig.settings, gpu_class=gpu_class)
+    producer = await kafka.producer(settings)
+    consumer = await kafka.runner_consumer(settings, runner_id)
+    runner = ScriptedRunner(rig, producer, consumer, runner_id, slots=slots, gpu_class=gpu_class)
     tasks = [asyncio.create_task(runner._beat_on()), asyncio.create_task(runner._read_on())]
     try:
         yield runner
