@@ -30,6 +30,7 @@ KEY_LIMITS = "acceptance/test_key_limits.py::test_"
 LEDGER = "acceptance/test_ledger.py::test_"
 LISTS = "acceptance/test_lists.py::test_"
 PROJECTIONS = "integration/test_projections.py::test_"
+TRAINING_LEARNS = "integration/test_training_learns.py::test_"
 TRAINING_CHILD = "integration/test_training_child.py::test_"
 WORKER_BATCHES = "integration/test_worker_batches.py::test_"
 WORKER_TRAININGS = "integration/test_worker_trainings.py::test_"
@@ -143,7 +144,7 @@ REQUIREMENTS = (
     Requirement("M-052", "GET /models lists catalog and own ft: models; DELETE /models/{model} deletes one.",
                 held_by=(FINE_TUNING + "a_succeeded_job_has_a_model_a_checkpoint_and_an_adapter", FINE_TUNING + "nothing_of_a_job_is_another_accounts",)),
     Requirement("M-053", "Gridline trains a LoRA or QLoRA adapter on the base model.",
-                held_by=(WORKER_TRAININGS + "a_training_and_a_batch_on_its_model_run_on_a_real_runner",)),
+                held_by=(TRAINING_LEARNS + "eval_loss_on_phrasings_never_seen_falls_to_a_fraction", TRAINING_LEARNS + "the_tuned_model_answers_and_stops_by_itself", WORKER_TRAININGS + "a_training_and_a_batch_on_its_model_run_on_a_real_runner",)),
     Requirement("M-054", "model: a Gridline base id from the table (a GPT name is refused).",
                 held_by=(JOB_CREATE + "job_bodies_as_people_have_them", FINE_TUNING + "a_refused_create_names_its_field_and_makes_no_job",)),
     Requirement("M-055", "training_file: id of a file uploaded with purpose=fine-tune.",
@@ -465,7 +466,7 @@ REQUIREMENTS = (
     Requirement("F-053", "Qwen3 bases: same code for an assistant </think> that is not in the template's own form.",
                 held_by=(TRAINING_FILE + "a_think_block_stands_only_in_the_last_turn_in_the_templates_form",)),
     Requirement("F-054", "Anything else the template changes or drops fails the job with template_mismatch, after a GPU has started.",
-                held_by=(TRAIN_LORA + "a_template_that_changes_a_row_stops_before_training",)),
+                held_by=(RENDERING + "text_that_the_template_trims_is_refused_by_row_and_message", RENDERING + "roles_that_the_template_refuses_are_a_mismatch", TRAIN_LORA + "a_template_that_changes_a_row_stops_before_training",)),
     Requirement("F-055", "The file is checked while it uploads; the first invalid line fails it.",
                 held_by=(FILES + "a_refused_upload_names_its_fault_and_leaves_no_object", TRAINING_FILE + "what_is_no_jsonl_is_refused_at_its_line", TRAINING_FILE + "what_is_no_text_is_refused_at_its_line",)),
     Requirement("F-056", "The refusal tells the line number and a fixed code: invalid_json, invalid_messages, line_too_large and the like.",
@@ -493,9 +494,9 @@ REQUIREMENTS = (
     Requirement("F-073", "Only base model and training file are required; everything else has a default and can be set in the same call.",
                 held_by=(JOB_CREATE + "a_bare_body_takes_every_default_of_the_page",)),
     Requirement("F-074", "validation_file is optional.",
-                held_by=(FINE_TUNING + "a_job_is_created_with_its_quote_listed_and_cancelled",)),
+                held_by=(FINE_TUNING + "a_succeeded_jobs_result_and_metrics_event_have_the_same_figures",)),
     Requirement("F-075", 'Example accepted: LoRA with two epochs on qwen2.5-1.5b-instruct through method.supervised.adapter "lora".',
-                held_by=(JOB_CREATE + "the_pages_examples_are_accepted",)),
+                held_by=(JOB_CREATE + "the_pages_lora_example_is_accepted",)),
     Requirement("F-076", 'Example accepted: curl with "method": "qlora" on qwen2.5-7b-instruct.',
                 held_by=(JOB_CREATE + "job_bodies_as_people_have_them", JOB_CREATE + "a_method_can_be_the_name_of_an_adapter",)),
     Requirement("F-077", "Default adapter bf16 LoRA on qwen2.5-7b-instruct, mistral-7b-instruct-v0.3, qwen3-8b, llama-3.1-8b-instruct (48 GB GPUs).",
@@ -556,11 +557,11 @@ REQUIREMENTS = (
     Requirement("F-105", "template_token_in_content tokens: <|im_start|>, <|im_end|>, <|endoftext|> on Qwen bases.",
                 held_by=(TRAINING_FILE + "a_control_token_is_refused_for_the_base_that_owns_it",)),
     Requirement("F-106", "template_token_in_content tokens: <|eot_id|> and the other header tokens on Llama.",
-                held_by=(TRAINING_FILE + "a_control_token_is_refused_for_the_base_that_owns_it",)),
+                held_by=(TRAINING_FILE + "a_control_token_is_refused_for_the_base_that_owns_it", TRAINING_FILE + "a_mark_alone_is_refused_on_each_base_whose_template_has_it_and_on_no_other",)),
     Requirement("F-107", "template_token_in_content tokens: <s> and </s> on Mistral.",
-                held_by=(TRAINING_FILE + "a_control_token_is_refused_for_the_base_that_owns_it",)),
+                held_by=(TRAINING_FILE + "a_control_token_is_refused_for_the_base_that_owns_it", TRAINING_FILE + "a_mark_alone_is_refused_on_each_base_whose_template_has_it_and_on_no_other",)),
     Requirement("F-108", "Each other base refuses its own markers likewise.",
-                held_by=(TRAINING_FILE + "a_control_token_is_refused_for_the_base_that_owns_it",)),
+                held_by=(TRAINING_FILE + "a_control_token_is_refused_for_the_base_that_owns_it", TRAINING_FILE + "a_mark_alone_is_refused_on_each_base_whose_template_has_it_and_on_no_other",)),
     Requirement("F-109", "Qwen3 bases: a misplaced assistant </think> gets the same refusal.",
                 held_by=(TRAINING_FILE + "a_think_block_stands_only_in_the_last_turn_in_the_templates_form",)),
     Requirement("F-110", "A job from before this check fails with template_mismatch ahead of any GPU start and is not charged.", later="no such job exists"),
@@ -704,9 +705,9 @@ REQUIREMENTS = (
     Requirement("F-186", "It uses validation_file if given, else 5% of training rows: at least 1, at most 1,000.",
                 held_by=(QUOTE + "five_percent_is_held_out", QUOTE + "ten_rows_must_remain_besides_those_held_out",)),
     Requirement("F-187", "On success gridline.result has eval_loss_before, eval_loss, eval_rows, eval_source (validation_file or holdout), train_loss, steps, seconds.",
-                held_by=(FINE_TUNING + "a_succeeded_job_has_a_model_a_checkpoint_and_an_adapter", PROJECTIONS + "a_job_shows_its_quote_progress_and_result",)),
+                held_by=(FINE_TUNING + "a_succeeded_jobs_result_and_metrics_event_have_the_same_figures",)),
     Requirement("F-188", "The same figures appear as a metrics event in the job's events.",
-                held_by=(PROJECTIONS + "a_jobs_events_tell_its_story_newest_first",)),
+                held_by=(FINE_TUNING + "a_succeeded_jobs_result_and_metrics_event_have_the_same_figures",)),
     Requirement("F-189", "Each loss is the mean cross-entropy over assistant tokens that train.",
                 held_by=(TRAIN_LORA + "the_loss_is_that_of_the_models_own_logits",)),
     Requirement("F-190", "eval_rows counts rows really evaluated; a row without an assistant token within max_seq_length is skipped; when none is left both losses are null.",

@@ -133,6 +133,34 @@ def test_a_succeeded_jobs_progress_is_its_whole_training(served: Served) -> None
     }
 
 
+@pytest.mark.parametrize("with_file", [True, False], ids=["validation file", "held-out rows"])
+def test_a_succeeded_jobs_result_and_metrics_event_have_the_same_figures(
+    served: Served, with_file: bool
+) -> None:
+    client = served.openai()
+    validation = _file(client) if with_file else None
+    job = client.fine_tuning.jobs.create(
+        model=BASE, training_file=_file(client), validation_file=validation
+    )
+    assert job.validation_file == validation
+    succeed_training(served, job.id)
+    gridline: dict[str, Any] = client.fine_tuning.jobs.retrieve(job.id).gridline  # type: ignore[attr-defined]
+    figures = {
+        "eval_loss_before": 3.0,
+        "eval_loss": 1.25,
+        "eval_rows": 1,
+        "eval_source": "validation_file" if with_file else "holdout",
+        "train_loss": 1.5,
+        "steps": 2,
+        "seconds": 2.5,
+    }
+    assert {name: gridline["result"][name] for name in figures} == figures
+    events = client.fine_tuning.jobs.list_events(job.id).data
+    last = next(event for event in events if event.type == "metrics")
+    assert isinstance(last.data, dict)
+    assert {name: last.data.get(name) for name in figures} == figures
+
+
 def test_a_succeeded_job_has_a_model_a_checkpoint_and_an_adapter(served: Served) -> None:
     client = served.openai()
     job = client.fine_tuning.jobs.create(model=BASE, training_file=_file(client))

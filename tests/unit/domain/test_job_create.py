@@ -192,6 +192,18 @@ def test_the_ends_of_every_range_are_in_it_and_auto_is_the_default() -> None:
     assert (auto.hyperparameters.n_epochs, auto.hyperparameters.learning_rate) == (1, exact(2e-4))
 
 
+def test_the_pages_lora_example_is_accepted() -> None:
+    created = job(
+        "qwen2.5-1.5b-instruct",
+        method={
+            "type": "supervised",
+            "supervised": {"adapter": "lora", "hyperparameters": {"n_epochs": 2}},
+        },
+    )
+    assert (created.method, created.adapter) == ("supervised", "lora")
+    assert created.hyperparameters.n_epochs == 2
+
+
 DPO = {"type": "dpo"}
 
 

@@ -190,8 +190,12 @@ def test_the_pages_largest_sizes_are_where_the_time_limit_is(
         model, training=job_input(estimate=tokens + 1), validation=little, method=adapter
     )
     assert refused.code == "job_too_large"
-    for fact in ("7,200", f"{tokens + 1:,}", f"{tokens - speed:,}", "fewer rows or epochs"):
+    remedies = ("fewer rows or epochs", "a smaller base model")
+    for fact in ("7,200", f"{tokens + 1:,}", f"{tokens - speed:,}", *remedies):
         assert fact in refused.message
+    duration = re.search(r"could take about ([\d,]+) seconds", refused.message)
+    assert duration is not None
+    assert 7_200 < int(duration[1].replace(",", "")) <= 7_202
 
 
 def test_exactly_what_the_refusal_says_fits_is_accepted() -> None:

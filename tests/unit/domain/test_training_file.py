@@ -484,3 +484,53 @@ def test_what_a_template_would_trim_is_refused_before_a_job(name: str) -> None:
         assert refused is not None
         assert (refused.code, refused.line) == ("template_mismatch", 3)
     assert template_refusal(content, "qwen2.5-0.5b-instruct") is None
+
+
+CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+MARKS = {
+    "qwen2.5-0.5b-instruct": CHATML,
+    "qwen2.5-1.5b-instruct": CHATML,
+    "qwen2.5-7b-instruct": CHATML,
+    "qwen3-8b": CHATML,
+    "qwen3.5-9b": CHATML,
+    "smollm2-135m-instruct": CHATML,
+    "llama-3.1-8b-instruct": (
+        "<|eot_id|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+    ),
+    "mistral-7b-instruct-v0.3": ("<s>", "</s>", "[INST]", "[/INST]"),
+    "gpt-oss-20b": (
+        "<|start|>",
+        "<|end|>",
+        "<|message|>",
+        "<|channel|>",
+        "<|return|>",
+        "<|call|>",
+        "<|startoftext|>",
+        "<|endoftext|>",
+    ),
+}
+"""As the bases' own templates have them."""
+
+
+def test_the_marks_are_known_of_every_base_that_trains() -> None:
+    assert MARKS.keys() == {name for name, base in CATALOG.items() if base.fine_tuning}
+
+
+@pytest.mark.parametrize("mark", sorted({mark for marks in MARKS.values() for mark in marks}))
+def test_a_mark_alone_is_refused_on_each_base_whose_template_has_it_and_on_no_other(
+    mark: str,
+) -> None:
+    content = jsonl(chat(("user", "a"), ("assistant", f"b {mark}c")))
+    for base, marks in MARKS.items():
+        refused = template_refusal(content, base)
+        if mark not in marks:
+            assert refused is None, base
+            continue
+        assert refused is not None, base
+        assert refused.code == "template_token_in_content"
+        assert mark in refused.message
+        assert "line 1, messages[1]" in refused.message
