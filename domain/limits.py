@@ -39,6 +39,9 @@ EXPIRES_AFTER_SECONDS_MAX = 30 * 86_400
 # JSON
 JSON_DEPTH_MAX = 64
 """No honest row or request is deeper; a deep one can exhaust a recursive reader's stack."""
+JSON_CONTAINERS_MAX = 250_000
+"""Objects and arrays in one text: a hundred times those of any honest row or request. Empty ones of
+two letters each take a reader thirty times their size."""
 METADATA_PAIRS_MAX = 16
 """OpenAI's bound."""
 METADATA_KEY_CHARACTERS_MAX = 64

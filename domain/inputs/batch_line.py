@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from domain.catalog import CATALOG, CHAT_ENDPOINT, BaseModel, Endpoint, base_of_fine_tuned
@@ -19,7 +20,12 @@ from domain.inputs.requests.faults import Fault, invalid, missing, unsupported
 from domain.inputs.requests.sampling import Sampling
 from domain.inputs.strict_json import InvalidJson, parse_json
 from domain.inputs.token_estimate import bytes_bound
-from domain.limits import ANSWER_LOGPROBS_MAX, ANSWER_TOKENS_MAX, CUSTOM_ID_CHARACTERS_MAX
+from domain.limits import (
+    ANSWER_LOGPROBS_MAX,
+    ANSWER_TOKENS_MAX,
+    BATCH_ERRORS_MAX,
+    CUSTOM_ID_CHARACTERS_MAX,
+)
 from domain.stored import StoredModel
 
 CHAT_INSTEAD = {"/v1/responses": "input", "/v1/completions": "prompt"}
@@ -94,8 +100,8 @@ def _envelope_faults(line: dict[str, Any], endpoint: Endpoint) -> list[Fault]:
     if _is_envelope(line, endpoint):
         return []
     faults = [_envelope_fault(name, line.get(name), endpoint) for name in _LINE_FIELDS]
-    unknown = [unsupported(name) for name in line if name not in _LINE_FIELDS]
-    return [fault for fault in faults if fault is not None] + unknown
+    unknown = (unsupported(name) for name in line if name not in _LINE_FIELDS)
+    return [*filter(None, faults), *islice(unknown, BATCH_ERRORS_MAX)]
 
 
 def _is_envelope(line: dict[str, Any], endpoint: Endpoint) -> bool:

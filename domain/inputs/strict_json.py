@@ -8,11 +8,13 @@ body reader; it must never put a byte of what it read into an error.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NoReturn
 
 from domain.errors import GridlineError
-from domain.limits import JSON_DEPTH_MAX
+from domain.limits import JSON_CONTAINERS_MAX, JSON_DEPTH_MAX
 
 
 class InvalidJson(GridlineError):
@@ -50,6 +52,10 @@ _DECODER = json.JSONDecoder(
 
 def parse_json(raw: bytes) -> Any:
     """The one JSON value in `raw`. Raises InvalidJson."""
+    # Brackets inside strings count too, so that both counts are upper bounds and cheap.
+    brackets = raw.count(b"{") + raw.count(b"[")
+    if brackets > JSON_CONTAINERS_MAX and _has_too_many_containers(raw):
+        raise InvalidJson(f"it has more than {JSON_CONTAINERS_MAX:,} objects and arrays")
     try:
         value = _DECODER.decode(raw.decode())
     except UnicodeDecodeError:
@@ -62,8 +68,7 @@ def parse_json(raw: bytes) -> Any:
         raise InvalidJson("a number has too many digits") from None
     except RecursionError:
         raise InvalidJson(_TOO_DEEP) from None
-    # Brackets inside strings count too, so that this is an upper bound of the depth and cheap.
-    if raw.count(b"{") + raw.count(b"[") > JSON_DEPTH_MAX and _depth(value) > JSON_DEPTH_MAX:
+    if brackets > JSON_DEPTH_MAX and _depth(value) > JSON_DEPTH_MAX:
         raise InvalidJson(_TOO_DEEP)
     if (b"\\ud" in raw or b"\\uD" in raw) and _has_lone_surrogate(value):
         raise InvalidJson("a string holds half of a surrogate pair")
@@ -87,6 +92,18 @@ def _foreign_format(raw: bytes) -> str:
     if raw.startswith(b"version https://git-lfs"):
         return " (this looks like a Git LFS pointer: fetch the file itself)"
     return ""
+
+
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
+"""A string, or what was begun as one, is passed over at once and never read twice."""
+
+
+def _has_too_many_containers(raw: bytes) -> bool:
+    found = (match for match in _STRING_OR_BRACKET.finditer(raw) if raw[match.start()] != _QUOTE)
+    return next(islice(found, JSON_CONTAINERS_MAX, None), None) is not None
+
+
+_QUOTE = ord('"')
 
 
 def _depth(value: object) -> int:

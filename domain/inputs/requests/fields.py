@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from domain.inputs.requests.faults import Fault, invalid, unsupported
+from domain.limits import BATCH_ERRORS_MAX
 
 Reader = Callable[[Any], Any]
 """Makes of a field's value what the request holds. Raises Wrong."""
@@ -48,9 +49,12 @@ class Wrong(Exception):
 def read_fields(
     body: Mapping[str, Any], readers: Mapping[str, Reader], faults: list[Fault]
 ) -> dict[str, Any]:
-    """The fields that are there and can be read. What cannot is added to `faults`."""
+    """The fields that are there and can be read. What cannot is added to `faults`, as many as
+    anybody is told."""
     read: dict[str, Any] = {}
     for name, value in body.items():
+        if len(faults) >= BATCH_ERRORS_MAX:
+            break
         reader = readers.get(name)
         if reader is None:
             if not asks_nothing(name, value):

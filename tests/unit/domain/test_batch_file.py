@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -348,6 +349,14 @@ def test_lines_that_are_no_json_are_listed_and_the_rest_is_checked() -> None:
 
 def test_at_most_a_hundred_faults_are_listed() -> None:
     assert len(checked(b"x\n" * 500).errors) == 100
+    many = {f"k{n}": 1 for n in range(100_000)}
+    tracemalloc.start()
+    assert len(chat(many).errors) == 100
+    assert len(checked(json.dumps(many).encode()).errors) == 100
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # Fifty bytes a name are read; a fault for each would be five times that.
+    assert peak < 40 * MIB
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -109,3 +110,27 @@ def test_no_refusal_quotes_what_it_read(raw: bytes) -> None:
 def test_files_of_another_format_are_recognised(raw: bytes, word: str) -> None:
     with pytest.raises(InvalidJson, match=word):
         parse_json(raw)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"[" + b"[]," * 250_000 + b"[]]",
+        b'{"a": [' + b"{}," * 250_000 + b"{}]}",
+        b"[" + b'{"a":""},' * 250_000 + b"1]",
+    ],
+)
+def test_millions_of_nothings_are_refused_before_they_are_read(raw: bytes) -> None:
+    tracemalloc.start()
+    with pytest.raises(InvalidJson, match="more than 250,000 objects and arrays"):
+        parse_json(raw)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1024 * 1024
+
+
+def test_brackets_in_text_are_text() -> None:
+    text = '[{"' * 200_000 + "\\"
+    assert parse_json(json.dumps([text, {}]).encode()) == [text, {}]
+    with pytest.raises(InvalidJson, match="cannot be read"):
+        parse_json(b'["' + b'\\"[' * 300_000)
