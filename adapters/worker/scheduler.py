@@ -128,5 +128,9 @@ class Scheduler:
         return await self._writer.execute(
             assign_work,
             AssignWork(work_id=work.work_id, chunk=work.chunk, runner_id=runner_id),
-            system_context(PART, work_id=work.work_id, causation=f"assign/{work.chunk}"),
+            system_context(
+                PART,
+                work_id=work.work_id,
+                causation=f"assign/{work.chunk}/{work.attempts + 1}",
+            ),
         )

@@ -34,7 +34,7 @@ class StartableWork:
 @dataclass(frozen=True, slots=True)
 class WaitingWork:
     """A chunk or training that any runner with its base and `memory_gb` of GPU memory may run.
-    `flexible` is the 72h window."""
+    `flexible` is the 72h window; `attempts` were made of it before."""
 
     work_id: str
     chunk: int
@@ -44,6 +44,7 @@ class WaitingWork:
     deadline: datetime
     memory_gb: int = 0
     flexible: bool = False
+    attempts: int = 0
 
     @property
     def queue(self) -> Queue:

@@ -62,9 +62,9 @@ _ITEMS_CLOSED = "DELETE FROM work_items WHERE work_id = %(id)s"
 _CLOSED = "DELETE FROM open_work WHERE work_id = %(id)s"
 
 _WAITING = """
-    SELECT work_id, chunk, kind, account_id, base, memory_gb, due_at, completion_window
+    SELECT work_id, chunk, attempt, kind, account_id, base, memory_gb, due_at, completion_window
     FROM (
-        SELECT i.work_id, i.chunk, w.kind, w.account_id, w.base, w.memory_gb, w.due_at,
+        SELECT i.work_id, i.chunk, i.attempt, w.kind, w.account_id, w.base, w.memory_gb, w.due_at,
                w.completion_window, w.position,
                row_number() OVER (PARTITION BY w.account_id, w.kind, w.base, w.memory_gb
                                   ORDER BY w.completion_window, w.due_at, w.position, i.chunk)
@@ -136,6 +136,7 @@ def waiting(connection: Connection, *, each: int) -> tuple[WaitingWork, ...]:
             deadline=row["due_at"],
             memory_gb=row["memory_gb"],
             flexible=row["completion_window"] == "72h",
+            attempts=row["attempt"],
         )
         for row in connection.execute(_WAITING, {"each": each}).fetchall()
     )

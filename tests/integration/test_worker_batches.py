@@ -230,6 +230,11 @@ async def test_a_chunk_that_always_fails_becomes_error_lines(rig: Rig) -> None:
     bodies = [line["response"] for line in await rig.result_lines(batch_id, "error")]
     assert {body["status_code"] for body in bodies} == {500}
     assert batch["receipt"].minimum_applies
+    assigned = await rig.rows(
+        "SELECT convert_from(state, 'UTF8')::jsonb #>> '{envelope,command_id}' AS command_id "
+        "FROM gridline_events WHERE topic = 'gridline.batch.attempt_assigned'"
+    )
+    assert len(assigned) == len({row["command_id"] for row in assigned}) == CHUNK_FAILURES_MAX + 1
 
 
 async def test_reports_delivered_three_times_in_any_order_change_nothing(rig: Rig) -> None:
