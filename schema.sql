@@ -100,6 +100,13 @@ CREATE TABLE api_key_secrets (
     name text NOT NULL
 );
 
+-- What an operator wrote on a grant.
+CREATE TABLE grant_notes (
+    grant_id text PRIMARY KEY,
+    account_id text NOT NULL,
+    note text NOT NULL
+);
+
 CREATE TABLE file_names (
     file_id text PRIMARY KEY,
     account_id text NOT NULL,
@@ -127,7 +134,8 @@ CREATE INDEX request_fingerprints_created_at_idx ON request_fingerprints (create
 CREATE INDEX request_fingerprints_result_id_idx ON request_fingerprints (result_id);
 
 GRANT SELECT, INSERT, UPDATE, DELETE
-    ON account_people, api_key_secrets, file_names, work_texts, request_fingerprints TO gridline;
+    ON account_people, api_key_secrets, grant_notes, file_names, work_texts, request_fingerprints
+    TO gridline;
 
 -- Runners ---------------------------------------------------------------------------------------
 
@@ -400,7 +408,7 @@ CREATE TABLE journal_entries (
     ledger text NOT NULL,
     kind text NOT NULL,
     work_id text,
-    note text,
+    grant_id text,
     at timestamptz NOT NULL,
     amount_nano_usd bigint NOT NULL,
     balance_nano_usd bigint NOT NULL,

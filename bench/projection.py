@@ -140,7 +140,7 @@ def _events_of_an_account() -> Sequence[Aggregate.Event]:
     )
     limits = AccountLimits(open_fine_tunes=3, open_batches=10)
     account = Account(id=new_id(ids.ACCOUNT), envelope=envelope, limits=limits)
-    account.grant_credit(10**12, reason="bench", envelope=envelope)
+    account.grant_credit(10**12, grant_id="grant_bench", envelope=envelope)
     for _ in range(JOBS_PER_ACCOUNT):
         batch_id = new_id(ids.BATCH)
         account.take_batch_slot(batch_id, envelope=envelope)

@@ -14,6 +14,7 @@ FILE = "file-"
 BATCH = "batch_"
 JOB = "ftjob-"
 RUNNER = "runner_"
+GRANT = "grant_"
 PRICE_BOOK_ID = "prices"
 
 

@@ -90,6 +90,8 @@ SLOT_RETRY_SECONDS = 3
 an SDK's three tries should span some of them."""
 TRAINING_AT_A_TIME = 1
 """Both pages: one job trains at a time per account."""
+GRANT_NOTE_CHARACTERS_MAX = 500
+"""What an operator writes on a grant is a line, no document."""
 CREDIT_USD_MAX = 1_000_000
 """Of one grant: a slip of the keyboard is refused, and sums of nano-USD fit 64 bits."""
 KEY_DAILY_SPEND_USD_MAX = 1_000

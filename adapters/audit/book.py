@@ -58,7 +58,7 @@ class JournalLine:
     amount: int
     kind: str
     work_id: str | None
-    note: str | None
+    grant_id: str | None
     at: datetime
 
 
@@ -120,7 +120,7 @@ class Book:
                 amount=amount,
                 kind=kind,
                 work_id=None if kind == "grant" else event.work_id,
-                note=event.reason if kind == "grant" else None,
+                grant_id=event.grant_id if kind == "grant" else None,
                 at=event.envelope.at,
             )
             for ledger, amount in lines

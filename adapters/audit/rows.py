@@ -21,7 +21,7 @@ _HOLDS = """
 """
 _KEY_DAYS = "SELECT key_id, day, charged_nano_usd, held_nano_usd FROM api_key_days"
 _ENTRIES = """
-    SELECT position, line, account_id, ledger, kind, work_id, note, at, amount_nano_usd,
+    SELECT position, line, account_id, ledger, kind, work_id, grant_id, at, amount_nano_usd,
            balance_nano_usd
     FROM journal_entries ORDER BY position, line
 """
@@ -72,7 +72,7 @@ def _journal_line(row: dict[str, Any]) -> JournalLine:
         amount=row["amount_nano_usd"],
         kind=row["kind"],
         work_id=row["work_id"],
-        note=row["note"],
+        grant_id=row["grant_id"],
         at=row["at"],
     )
 

@@ -125,7 +125,7 @@ class Operator:
         amount_nano_usd = _credit(credit_usd, least_nano_usd=1)
         self._run(
             grant_credit,
-            GrantCredit(account_id=account_id, amount_nano_usd=amount_nano_usd, reason=reason),
+            GrantCredit(account_id=account_id, amount_nano_usd=amount_nano_usd, note=reason),
         )
 
     def create_key(self, *, account_id: str, name: str) -> tuple[str, str]:

@@ -126,6 +126,7 @@ def _line(line: StatementLine) -> dict[str, Any]:
         "at": seconds(line.at),
         "kind": line.kind,
         "work_id": line.work_id,
+        "grant_id": line.grant_id,
         "note": line.note,
         "available_change_usd": usd_text(line.available_change_nano_usd),
         "held_change_usd": usd_text(line.held_change_nano_usd),

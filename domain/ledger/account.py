@@ -63,10 +63,10 @@ class Account(Aggregate, topic="gridline.account"):
         """Puts other limits in force; work that is open stays open."""
         self._limits_set(limits=limits, envelope=envelope)
 
-    def grant_credit(self, amount_nano_usd: int, *, reason: str, envelope: Envelope) -> None:
-        """Adds free credit."""
+    def grant_credit(self, amount_nano_usd: int, *, grant_id: str, envelope: Envelope) -> None:
+        """Adds free credit. What a person wrote about it is kept under the grant's id."""
         assert amount_nano_usd > 0
-        self._credit_granted(amount_nano_usd=amount_nano_usd, reason=reason, envelope=envelope)
+        self._credit_granted(amount_nano_usd=amount_nano_usd, grant_id=grant_id, envelope=envelope)
 
     def must_have_fine_tune_slot(self) -> None:
         """Whether an open-job slot and a model slot are free. Raises SlotsFull, or LimitExceeded
@@ -180,7 +180,7 @@ class Account(Aggregate, topic="gridline.account"):
         self.limits = limits
 
     @event("CreditGranted", topic="gridline.account.credit_granted")
-    def _credit_granted(self, *, amount_nano_usd: int, reason: str, envelope: Envelope) -> None:
+    def _credit_granted(self, *, amount_nano_usd: int, grant_id: str, envelope: Envelope) -> None:
         self.available_nano_usd += amount_nano_usd
         self.granted_nano_usd += amount_nano_usd
 

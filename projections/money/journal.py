@@ -28,9 +28,9 @@ _ENTERED = """
         RETURNING balance_nano_usd
     )
     INSERT INTO journal_entries
-        (position, line, account_id, ledger, kind, work_id, note, at, amount_nano_usd,
+        (position, line, account_id, ledger, kind, work_id, grant_id, at, amount_nano_usd,
          balance_nano_usd)
-    SELECT %(position)s, %(line)s, %(account_id)s, %(ledger)s, %(kind)s, %(work_id)s, %(note)s,
+    SELECT %(position)s, %(line)s, %(account_id)s, %(ledger)s, %(kind)s, %(work_id)s, %(grant_id)s,
            %(at)s, %(amount)s, balance_nano_usd
     FROM moved
 """
@@ -43,7 +43,7 @@ def _transaction(
     kind: str,
     entries: Sequence[tuple[str, int]],
     work_id: str | None = None,
-    note: str | None = None,
+    grant_id: str | None = None,
 ) -> list[Statement]:
     assert sum(amount for _, amount in entries) == 0
     return [
@@ -56,7 +56,7 @@ def _transaction(
                 "ledger": ledger,
                 "kind": kind,
                 "work_id": work_id,
-                "note": note,
+                "grant_id": grant_id,
                 "at": event.envelope.at,
                 "amount": amount,
             },
@@ -71,7 +71,7 @@ def _credit_granted(event: Any, position: int) -> list[Statement]:
         event,
         position,
         kind="grant",
-        note=event.reason,
+        grant_id=event.grant_id,
         entries=((GRANTS, -amount), (AVAILABLE, amount)),
     )
 

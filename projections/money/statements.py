@@ -19,14 +19,15 @@ _OPENING = """
     FROM journal_entries WHERE account_id = %(account_id)s AND position <= %(after)s
 """
 _LINES = """
-    SELECT position, min(at) AS at, min(kind) AS kind, min(work_id) AS work_id,
-           min(note) AS note,
+    SELECT e.position, min(e.at) AS at, min(e.kind) AS kind, min(e.work_id) AS work_id,
+           min(e.grant_id) AS grant_id, min(g.note) AS note,
            coalesce(sum(amount_nano_usd) FILTER (WHERE ledger = %(available)s), 0)::bigint
                AS available_change_nano_usd,
            coalesce(sum(amount_nano_usd) FILTER (WHERE ledger = %(held)s), 0)::bigint
                AS held_change_nano_usd
-    FROM journal_entries WHERE account_id = %(account_id)s AND position > %(after)s
-    GROUP BY position ORDER BY position LIMIT %(limit)s
+    FROM journal_entries e LEFT JOIN grant_notes g ON g.grant_id = e.grant_id
+    WHERE e.account_id = %(account_id)s AND e.position > %(after)s
+    GROUP BY e.position ORDER BY e.position LIMIT %(limit)s
 """
 _POSITION_OF = """
     SELECT max(position) AS position FROM journal_entries
@@ -48,6 +49,7 @@ class StatementLine:
     at: datetime
     kind: str
     work_id: str | None
+    grant_id: str | None
     note: str | None
     available_change_nano_usd: int
     held_change_nano_usd: int

@@ -229,7 +229,7 @@ def test_the_application_itself_cannot_edit_the_log(told: Ledger) -> None:
             "19 the journal is",
         ),
         (
-            "UPDATE journal_entries SET note = 'a loan' WHERE kind = 'grant' AND line = 2",
+            "UPDATE journal_entries SET grant_id = 'a loan' WHERE kind = 'grant' AND line = 2",
             "19 the journal is",
         ),
         (

@@ -51,7 +51,7 @@ class StatementLine:
 
     kind: str
     work_id: str | None
-    note: str | None
+    grant_id: str | None
     at: datetime
     available: int
     held: int
@@ -136,7 +136,7 @@ class Auditor:
 
     def _account_credit_granted(self, event) -> None:  # type: ignore[no-untyped-def]
         self.granted[event.originator_id] += event.amount_nano_usd
-        self._state(event, "grant", note=event.reason)
+        self._state(event, "grant", grant_id=event.grant_id)
 
     def _account_credit_reserved(self, event) -> None:  # type: ignore[no-untyped-def]
         account = event.originator_id
@@ -158,14 +158,14 @@ class Auditor:
         self._state(event, "release")
 
     def _state(  # type: ignore[no-untyped-def]
-        self, event, kind: str, *, note: str | None = None, charged: int = 0
+        self, event, kind: str, *, grant_id: str | None = None, charged: int = 0
     ) -> None:
         account = event.originator_id
         self.statements[account].append(
             StatementLine(
                 kind=kind,
                 work_id=None if kind == "grant" else event.work_id,
-                note=note,
+                grant_id=grant_id,
                 at=event.envelope.at,
                 available=self.available(account),
                 held=self.reserved[account],

@@ -997,7 +997,7 @@ def _stated(line: statements.StatementLine) -> StatementLine:
     return StatementLine(
         kind=line.kind,
         work_id=line.work_id,
-        note=line.note,
+        grant_id=line.grant_id,
         at=line.at,
         available=line.available_nano_usd,
         held=line.held_nano_usd,
