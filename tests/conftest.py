@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,7 +127,7 @@ def broker(
     elif KAFKA_ADDRESS:
         yield RunningBroker(KAFKA_ADDRESS, is_apache=True)
     else:
-        bootstrap = _kafka("start", directory, str(free_port()))
+        bootstrap = _kafka("start", directory, kafka_port())
         yield RunningBroker(bootstrap, is_apache=True)
         _kafka("stop", directory)
 
@@ -146,6 +147,15 @@ def _memory_directory() -> Path | None:
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_BYTES_MIN:
         return MEMORY
     return None
+
+
+def kafka_port() -> str:
+    """A free one whose next is free too, which the controller takes."""
+    while True:
+        port = free_port()
+        with socket.socket() as probe, suppress(OSError, OverflowError):
+            probe.bind(("127.0.0.1", port + 1))
+            return str(port)
 
 
 def _kafka(command: str, directory: Path, *arguments: str) -> str:

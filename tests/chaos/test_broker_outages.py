@@ -19,7 +19,7 @@ from adapters import kafka
 from adapters.embedded.process import free_port
 from adapters.settings import Settings
 from domain.messages import PROGRESS_TOPIC, ChunkProgress
-from tests.conftest import KAFKA_HOME, Database, _kafka
+from tests.conftest import KAFKA_HOME, Database, _kafka, kafka_port
 from tests.integration.worker_rig import (
     Rig,
     ScriptedRunner,
@@ -42,7 +42,7 @@ class OwnKafka:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._port = str(free_port())
+        self._port = kafka_port()
         self.start()
 
     def start(self) -> None:
