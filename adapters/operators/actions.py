@@ -120,13 +120,18 @@ class Operator:
             )
         return key
 
-    def grant(self, *, account_id: str, credit_usd: str, reason: str) -> None:
-        """Adds credit. Raises NotFound, and InvalidRequest for what is no positive amount."""
-        amount_nano_usd = _credit(credit_usd, least_nano_usd=1)
-        self._run(
-            grant_credit,
-            GrantCredit(account_id=account_id, amount_nano_usd=amount_nano_usd, note=reason),
+    def grant(
+        self, *, account_id: str, credit_usd: str, note: str, idempotency_key: str | None = None
+    ) -> str:
+        """Adds credit, once for each key, and returns the grant's id. Raises NotFound, and
+        InvalidRequest for what is no positive amount or too long a note."""
+        command = GrantCredit(
+            account_id=account_id,
+            amount_nano_usd=_credit(credit_usd, least_nano_usd=1),
+            note=note,
+            idempotency_key=idempotency_key,
         )
+        return self._run(grant_credit, command)
 
     def create_key(self, *, account_id: str, name: str) -> tuple[str, str]:
         """A new key of an account: its id and its text. Raises NotFound."""

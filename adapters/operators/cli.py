@@ -185,12 +185,22 @@ def accounts_create(
 
 
 @accounts.command(
-    "grant", epilog=_examples("accounts grant --account acct_… --credit-usd 5 --data .gridline")
+    "grant",
+    epilog=_examples(
+        "accounts grant --account acct_… --credit-usd 5 --data .gridline",
+        "accounts grant --account acct_… --credit-usd 5 --note 'by wire' --idempotency-key wire-17",
+    ),
 )
 def accounts_grant(
     account: AccountId,
     credit_usd: Annotated[str, typer.Option(metavar="X", parser=_usd, help="How much.")],
-    reason: Annotated[str, typer.Option(help="Kept with it; no personal data.")] = "grant",
+    note: Annotated[
+        str, typer.Option(help="For people, on statements; kept outside the log.")
+    ] = "grant",
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(help="A payment's id, say: with the same one, credit is granted once."),
+    ] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -198,7 +208,12 @@ def accounts_grant(
     from adapters.operators import commands
 
     commands.accounts_grant(
-        account_id=account, credit_usd=credit_usd, reason=reason, data=data, as_json=as_json
+        account_id=account,
+        credit_usd=credit_usd,
+        note=note,
+        idempotency_key=idempotency_key,
+        data=data,
+        as_json=as_json,
     )
 
 

@@ -83,11 +83,23 @@ def accounts_create(
 
 
 def accounts_grant(
-    *, account_id: str, credit_usd: str, reason: str, data: Path | None, as_json: bool
+    *,
+    account_id: str,
+    credit_usd: str,
+    note: str,
+    idempotency_key: str | None,
+    data: Path | None,
+    as_json: bool,
 ) -> None:
     with _operator(data) as operator:
-        operator.grant(account_id=account_id, credit_usd=credit_usd, reason=reason)
-    _show({"account_id": account_id, "granted_usd": credit_usd}, as_json=as_json)
+        grant_id = operator.grant(
+            account_id=account_id,
+            credit_usd=credit_usd,
+            note=note,
+            idempotency_key=idempotency_key,
+        )
+    facts = {"account_id": account_id, "grant_id": grant_id, "granted_usd": credit_usd}
+    _show(facts, as_json=as_json)
 
 
 def keys_create(*, account_id: str, name: str, data: Path | None, as_json: bool) -> None:

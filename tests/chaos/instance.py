@@ -167,7 +167,7 @@ class Instance:
     def grant(self, account: OpenedAccount, credit_usd: str) -> None:
         """More credit."""
         with open_operator(Settings(database_url=self._database_url)) as operator:
-            operator.grant(account_id=account.account_id, credit_usd=credit_usd, reason="test")
+            operator.grant(account_id=account.account_id, credit_usd=credit_usd, note="test")
 
     # The log ---------------------------------------------------------------------------------
 

@@ -73,6 +73,38 @@ def test_a_grant_adds_to_the_credit(
     assert row == (25_500_000_000,)
 
 
+def test_a_grant_that_is_sent_again_with_its_key_grants_once(
+    gridlined: Run,
+    account: dict[str, str],
+    database: Database,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    grant = ["accounts", "grant", "--account", account["account_id"], "--note=Ada, by wire"]
+    first = gridlined(*grant, "--credit-usd=5", "--idempotency-key=wire-17")
+    assert gridlined(*grant, "--credit-usd=5.00", "--idempotency-key=wire-17") == {
+        **first, "granted_usd": "5.00",
+    }  # fmt: skip
+    assert gridlined(*grant, "--credit-usd=1")["grant_id"] != first["grant_id"]
+    for wrong in ("--credit-usd=6", "--credit-usd=5 --note=another"):
+        with pytest.raises(SystemExit) as ended:
+            main([*grant, "--idempotency-key=wire-17", *wrong.split()])
+        assert ended.value.code == 1
+        assert "was used with another request" in capsys.readouterr().err
+    with psycopg.connect(database.application_url) as connection:
+        row = connection.execute("SELECT available_nano_usd FROM accounts").fetchone()
+        logged = connection.execute(
+            "SELECT count(*) FROM gridline_events WHERE position('by wire'::bytea IN state) > 0"
+        ).fetchone()
+    assert (row, logged) == ((31_000_000_000,), (0,))
+
+
+def test_a_note_that_is_no_line_is_refused(gridlined: Run, account: dict[str, str]) -> None:
+    grant = ["accounts", "grant", "--account", account["account_id"], "--credit-usd=1"]
+    with pytest.raises(SystemExit) as ended:
+        main([*grant, f"--note={'x' * 501}"])
+    assert ended.value.code == 1
+
+
 def test_keys_are_made_listed_and_revoked_without_their_text_being_kept(
     gridlined: Run, account: dict[str, str], database: Database
 ) -> None:
