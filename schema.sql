@@ -308,23 +308,7 @@ CREATE TABLE batches (
     receipt jsonb
 ) WITH (fillfactor = 70);
 CREATE INDEX batches_account_idx ON batches (account_id, position);
-CREATE TABLE batch_chunks (
-    batch_id text NOT NULL,
-    chunk integer NOT NULL,
-    start_byte bigint NOT NULL,
-    end_byte bigint NOT NULL,
-    first_line integer NOT NULL,
-    requests integer NOT NULL,
-    state text NOT NULL,
-    attempt integer NOT NULL DEFAULT 0,
-    runner_id text,
-    completed integer NOT NULL DEFAULT 0,
-    failed integer NOT NULL DEFAULT 0,
-    output jsonb,
-    errors jsonb,
-    PRIMARY KEY (batch_id, chunk)
-) WITH (fillfactor = 70);
-GRANT SELECT, INSERT, UPDATE, DELETE ON batches, batch_chunks TO gridline;
+GRANT SELECT, INSERT, UPDATE, DELETE ON batches TO gridline;
 
 -- projections/work/fine_tuning_jobs.py; settings is what create resolved.
 CREATE TABLE fine_tuning_jobs (

@@ -67,6 +67,13 @@ class ChunkResult(StoredModel):
     errors: StoredObject | None
 
 
+class LineCounts(StoredModel):
+    """Lines of the whole batch that are done by now."""
+
+    completed: int
+    failed: int
+
+
 class BatchPlan(StoredModel):
     """What validation resolved, and the run needs."""
 
@@ -277,6 +284,7 @@ class Batch(Aggregate, topic="gridline.batch"):
                 attempt=attempt.attempt,
                 completed=completed,
                 failed=failed,
+                counted=self._counted(attempt.chunk, completed=completed, failed=failed),
                 envelope=envelope,
             )
 
@@ -286,7 +294,11 @@ class Batch(Aggregate, topic="gridline.batch"):
             return
         assert result.completed + result.failed <= self.chunks[attempt.chunk].plan.requests
         self._chunk_finished(
-            chunk=attempt.chunk, attempt=attempt.attempt, result=result, envelope=envelope
+            chunk=attempt.chunk,
+            attempt=attempt.attempt,
+            result=result,
+            counted=self._counted(attempt.chunk, completed=result.completed, failed=result.failed),
+            envelope=envelope,
         )
         self._end_when_every_chunk_ended(envelope=envelope)
 
@@ -358,6 +370,14 @@ class Batch(Aggregate, topic="gridline.batch"):
             envelope=envelope,
         )
 
+    def _counted(self, chunk: int, *, completed: int, failed: int) -> LineCounts:
+        """With these counts of one chunk, and what the others have."""
+        others = [each for index, each in enumerate(self.chunks) if index != chunk]
+        return LineCounts(
+            completed=completed + sum(each.completed for each in others),
+            failed=failed + sum(each.failed for each in others),
+        )
+
     def _end_when_every_chunk_ended(self, *, envelope: Envelope) -> None:
         if self.ending is None and all(
             chunk.state in ("finished", "abandoned") for chunk in self.chunks
@@ -414,13 +434,26 @@ class Batch(Aggregate, topic="gridline.batch"):
 
     @event("Progressed", topic="gridline.batch.progressed")
     def _progressed(
-        self, *, chunk: int, attempt: int, completed: int, failed: int, envelope: Envelope
+        self,
+        *,
+        chunk: int,
+        attempt: int,
+        completed: int,
+        failed: int,
+        counted: LineCounts,
+        envelope: Envelope,
     ) -> None:
         self._replace(chunk, completed=completed, failed=failed)
 
     @event("ChunkFinished", topic="gridline.batch.chunk_finished")
     def _chunk_finished(
-        self, *, chunk: int, attempt: int, result: ChunkResult, envelope: Envelope
+        self,
+        *,
+        chunk: int,
+        attempt: int,
+        result: ChunkResult,
+        counted: LineCounts,
+        envelope: Envelope,
     ) -> None:
         self._replace(
             chunk,

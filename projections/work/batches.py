@@ -1,4 +1,4 @@
-"""Batches as the API shows them, and their chunks as the finaliser gathers them.
+"""Batches as the API shows them.
 
 While a batch runs its counts only grow: they are the most that was ever reported, even when a lost
 attempt is run again; at the end they are exact. Metadata is personal and joined from `work_texts`.
@@ -16,7 +16,7 @@ from domain.catalog import Endpoint
 from domain.inputs.batch_line import LineError
 from domain.ledger.receipt import Receipt
 from domain.limits import CompletionWindow
-from domain.stored import StoredObject, TokenUsage
+from domain.stored import TokenUsage
 from domain.work.batch import BatchStatus, Ending
 from domain.work.quote import BatchQuote
 from projections.paging import Page, bounds, page
@@ -36,13 +36,6 @@ _VALIDATED = """
     UPDATE batches SET base = %(base)s, base_revision = %(base_revision)s,
         requests = %(requests)s, quote = %(quote)s
     WHERE id = %(id)s
-"""
-_CHUNKS_PLANNED = """
-    INSERT INTO batch_chunks (batch_id, chunk, start_byte, end_byte, first_line, requests, state)
-    SELECT %(id)s, p.number - 1, p.start_byte, p.end_byte, p.first_line, p.requests, 'pending'
-    FROM unnest(%(start_bytes)s::bigint[], %(end_bytes)s::bigint[], %(first_lines)s::int[],
-                %(requests)s::int[])
-         WITH ORDINALITY AS p (start_byte, end_byte, first_line, requests, number)
 """
 _WAITING = "UPDATE batches SET waiting_for = %(waiting_for)s WHERE id = %(id)s"
 _STARTED = """
@@ -76,32 +69,11 @@ _FINISHED = """
         usage = %(usage)s, receipt = %(receipt)s
     WHERE id = %(id)s
 """
-_CHUNK_ASSIGNED = """
-    UPDATE batch_chunks SET state = 'assigned', attempt = %(attempt)s, runner_id = %(runner_id)s
-    WHERE batch_id = %(id)s AND chunk = %(chunk)s
-"""
-_CHUNK_GIVEN_BACK = """
-    UPDATE batch_chunks SET state = %(state)s, runner_id = NULL
-    WHERE batch_id = %(id)s AND chunk = %(chunk)s
-"""
-_CHUNK_PROGRESSED = """
-    UPDATE batch_chunks SET completed = greatest(completed, %(completed)s),
-        failed = greatest(failed, %(failed)s)
-    WHERE batch_id = %(id)s AND chunk = %(chunk)s
-"""
-_CHUNK_FINISHED = """
-    UPDATE batch_chunks SET state = 'finished', completed = %(completed)s, failed = %(failed)s,
-        output = %(output)s, errors = %(errors)s
-    WHERE batch_id = %(id)s AND chunk = %(chunk)s
-"""
 _COUNTED = """
-    UPDATE batches b SET
-        completed = greatest(b.completed, c.completed),
-        failed = greatest(b.failed, least(c.failed,
-            b.requests - greatest(b.completed, c.completed)))
-    FROM (SELECT sum(completed)::int AS completed, sum(failed)::int AS failed
-          FROM batch_chunks WHERE batch_id = %(id)s) c
-    WHERE b.id = %(id)s
+    UPDATE batches SET
+        completed = greatest(completed, %(completed)s),
+        failed = greatest(failed, least(%(failed)s, requests - greatest(completed, %(completed)s)))
+    WHERE id = %(id)s
 """
 
 _COLUMNS = """
@@ -115,7 +87,6 @@ _COLUMNS = """
     FROM batches b LEFT JOIN work_texts t ON t.work_id = b.id
 """
 _GET = _COLUMNS + "WHERE b.id = %(id)s AND b.account_id = %(account_id)s"
-_FIND = _COLUMNS + "WHERE b.id = %(id)s"
 _LIST = (
     _COLUMNS
     + """
@@ -124,11 +95,6 @@ _LIST = (
 """
 )
 _POSITION = "SELECT position FROM batches WHERE id = %(after)s AND account_id = %(account_id)s"
-_CHUNKS = """
-    SELECT chunk, start_byte, end_byte, first_line, requests, state, attempt, runner_id, completed,
-           failed, output, errors
-    FROM batch_chunks WHERE batch_id = %(id)s ORDER BY chunk
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,33 +147,9 @@ class BatchRow:
         return 0 if self.status in ("validating", "failed") else self.requests or 0
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkRow:
-    """One chunk; `output` and `errors` are the result objects of a finished one."""
-
-    chunk: int
-    start_byte: int
-    end_byte: int
-    first_line: int
-    requests: int
-    state: str
-    attempt: int
-    runner_id: str | None
-    completed: int
-    failed: int
-    output: StoredObject | None
-    errors: StoredObject | None
-
-
 def get(connection: Connection, *, account_id: str, batch_id: str) -> BatchRow | None:
     """The batch, or None if the account has none of that id."""
     row = connection.execute(_GET, {"id": batch_id, "account_id": account_id}).fetchone()
-    return _row(row) if row is not None else None
-
-
-def find(connection: Connection, batch_id: str) -> BatchRow | None:
-    """The batch of any account: for the worker, never for a request."""
-    row = connection.execute(_FIND, {"id": batch_id}).fetchone()
     return _row(row) if row is not None else None
 
 
@@ -219,15 +161,6 @@ def list_page(
     between = bounds(connection, select_position=_POSITION, scope=scope, after=after)
     rows = connection.execute(_LIST, {**scope, "limit": limit + 1, **between}).fetchall()
     return page([_row(row) for row in rows], limit=limit)
-
-
-def chunks(connection: Connection, batch_id: str) -> tuple[ChunkRow, ...]:
-    """All chunks of a batch in the order of its lines; none before it is validated."""
-    rows = connection.execute(_CHUNKS, {"id": batch_id}).fetchall()
-    return tuple(
-        ChunkRow(**{**row, "output": _object(row["output"]), "errors": _object(row["errors"])})
-        for row in rows
-    )
 
 
 def _row(row: dict[str, Any]) -> BatchRow:
@@ -245,10 +178,6 @@ def _row(row: dict[str, Any]) -> BatchRow:
             "receipt": Receipt.model_validate(receipt) if receipt is not None else None,
         }
     )
-
-
-def _object(value: dict[str, Any] | None) -> StoredObject | None:
-    return StoredObject.model_validate(value) if value is not None else None
 
 
 def _jsonb(value: Any) -> Jsonb | None:
@@ -282,14 +211,7 @@ def _validated(event: Any, _position: int) -> list[Statement]:
         "requests": plan.quote.requests,
         "quote": _jsonb(plan.quote),
     }
-    planned = {
-        "id": event.originator_id,
-        "start_bytes": [chunk.start_byte for chunk in plan.chunks],
-        "end_bytes": [chunk.end_byte for chunk in plan.chunks],
-        "first_lines": [chunk.first_line for chunk in plan.chunks],
-        "requests": [chunk.requests for chunk in plan.chunks],
-    }
-    return [(_VALIDATED, batch), (_CHUNKS_PLANNED, planned)]
+    return [(_VALIDATED, batch)]
 
 
 def _waiting(event: Any, _position: int) -> list[Statement]:
@@ -305,42 +227,13 @@ def _failed(event: Any, _position: int) -> list[Statement]:
     return [(_FAILED, {"id": event.originator_id, "at": event.envelope.at, "errors": errors})]
 
 
-def _attempt_assigned(event: Any, _position: int) -> list[Statement]:
+def _counted(event: Any, _position: int) -> list[Statement]:
     parameters = {
         "id": event.originator_id,
-        "chunk": event.chunk,
-        "attempt": event.attempt,
-        "runner_id": event.runner_id,
+        "completed": event.counted.completed,
+        "failed": event.counted.failed,
     }
-    return [(_CHUNK_ASSIGNED, parameters)]
-
-
-def _attempt_ended(event: Any, _position: int) -> list[Statement]:
-    state = "abandoned" if event.last else "pending"
-    return [(_CHUNK_GIVEN_BACK, {"id": event.originator_id, "chunk": event.chunk, "state": state})]
-
-
-def _progressed(event: Any, _position: int) -> list[Statement]:
-    parameters = {
-        "id": event.originator_id,
-        "chunk": event.chunk,
-        "completed": event.completed,
-        "failed": event.failed,
-    }
-    return [(_CHUNK_PROGRESSED, parameters), (_COUNTED, {"id": event.originator_id})]
-
-
-def _chunk_finished(event: Any, _position: int) -> list[Statement]:
-    result = event.result
-    parameters = {
-        "id": event.originator_id,
-        "chunk": event.chunk,
-        "completed": result.completed,
-        "failed": result.failed,
-        "output": _jsonb(result.output),
-        "errors": _jsonb(result.errors),
-    }
-    return [(_CHUNK_FINISHED, parameters), (_COUNTED, {"id": event.originator_id})]
+    return [(_COUNTED, parameters)]
 
 
 def _cancel_requested(event: Any, _position: int) -> list[Statement]:
@@ -372,18 +265,15 @@ def _finished(event: Any, _position: int) -> list[Statement]:
 
 BATCHES = ReadModel(
     name="batches",
-    tables=("batch_chunks", "batches"),
+    tables=("batches",),
     handlers={
         "gridline.batch.created": _created,
         "gridline.batch.validated": _validated,
         "gridline.batch.waiting": _waiting,
         "gridline.batch.started": _started,
         "gridline.batch.failed": _failed,
-        "gridline.batch.attempt_assigned": _attempt_assigned,
-        "gridline.batch.attempt_lost": _attempt_ended,
-        "gridline.batch.attempt_failed": _attempt_ended,
-        "gridline.batch.progressed": _progressed,
-        "gridline.batch.chunk_finished": _chunk_finished,
+        "gridline.batch.progressed": _counted,
+        "gridline.batch.chunk_finished": _counted,
         "gridline.batch.cancel_requested": _cancel_requested,
         "gridline.batch.window_ended": _window_ended,
         "gridline.batch.finalizing": _finalizing,
