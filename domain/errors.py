@@ -138,13 +138,6 @@ class SlotsFull(LimitExceeded):
     retryable = True
 
 
-class InsufficientQuota(GridlineError):
-    """Not enough credit."""
-
-    status = 429
-    code = "insufficient_quota"
-
-
 class RateLimited(GridlineError):
     """Too many requests just now."""
 

@@ -48,8 +48,6 @@ _COLUMNS = """
     FROM accounts a LEFT JOIN account_people p ON p.account_id = a.id
 """
 _GET = _COLUMNS + "WHERE a.id = %(id)s"
-_BY_EMAIL = _COLUMNS + "WHERE p.email = %(email)s ORDER BY a.position"
-_LIST = _COLUMNS + "ORDER BY a.position"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +75,6 @@ def get(connection: Connection, account_id: str) -> AccountRow | None:
     """The account, or None."""
     row = connection.execute(_GET, {"id": account_id}).fetchone()
     return AccountRow(**row) if row is not None else None
-
-
-def by_email(connection: Connection, email: str) -> tuple[AccountRow, ...]:
-    """The accounts opened with that address, oldest first."""
-    rows = connection.execute(_BY_EMAIL, {"email": email}).fetchall()
-    return tuple(AccountRow(**row) for row in rows)
-
-
-def list_all(connection: Connection) -> tuple[AccountRow, ...]:
-    """All accounts, oldest first: for the operator."""
-    return tuple(AccountRow(**row) for row in connection.execute(_LIST).fetchall())
 
 
 def _moved(

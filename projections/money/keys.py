@@ -38,8 +38,6 @@ _COLUMNS = """
                AS day_nano_usd
     FROM api_keys k LEFT JOIN api_key_secrets s ON s.key_id = k.id
 """
-_GET = _COLUMNS + "WHERE k.id = %(id)s AND k.account_id = %(account_id)s"
-_FIND = _COLUMNS + "WHERE k.id = %(id)s"
 _LIST = _COLUMNS + "WHERE k.account_id = %(account_id)s ORDER BY k.position"
 _AUTHENTICATE = """
     SELECT k.id AS key_id, k.account_id
@@ -77,19 +75,6 @@ def authenticate(connection: Connection, secret_sha256: str) -> Bearer | None:
     """Whose key has that SHA-256 (hex), or None for an unknown or revoked one."""
     row = connection.execute(_AUTHENTICATE, {"secret_sha256": secret_sha256}).fetchone()
     return Bearer(**row) if row is not None else None
-
-
-def get(connection: Connection, *, account_id: str, key_id: str, day: date) -> KeyRow | None:
-    """The account's key with its spend of a UTC day, or None."""
-    parameters = {"id": key_id, "account_id": account_id, "day": day}
-    row = connection.execute(_GET, parameters).fetchone()
-    return KeyRow(**row) if row is not None else None
-
-
-def find(connection: Connection, key_id: str, *, day: date) -> KeyRow | None:
-    """The key of any account: for the operator."""
-    row = connection.execute(_FIND, {"id": key_id, "day": day}).fetchone()
-    return KeyRow(**row) if row is not None else None
 
 
 def list_all(connection: Connection, *, account_id: str, day: date) -> tuple[KeyRow, ...]:
