@@ -152,6 +152,9 @@ SCHEMA_VALUES_MAX = 1_000
 """Values of all enums together: OpenAI's bound."""
 SCHEMA_ONE_OF_MAX = 100
 """Branches of a oneOf, each of which is held against each other."""
+SCHEMA_BRANCHES_MAX = 20
+"""Branches of all anyOf and oneOf together that may be objects or arrays, from the third of each
+on: the decoder follows all that may stand in one place, and gives up at fifty of the widest."""
 SCHEMA_OPTIONAL_MAX = 200
 """Properties that may be left out, all together: the decoder follows each of them at once."""
 SCHEMA_KINDS_MAX = 50
@@ -162,6 +165,9 @@ SCHEMA_LENGTH_MAX = 100_000
 SCHEMA_ITEMS_MAX = 1_000_000
 """Counts of items of all its arrays together: the decoder unfolds them, in half a second and 200 MB
 at most."""
+SCHEMA_OPTIONAL_ITEMS_MAX = 30_000
+"""Items and unnamed properties that may be left out, all together: the decoder unfolds them too,
+and gives up at twice as many."""
 SCHEMA_MULTIPLES_MAX = 10_000
 """All multipleOf together, without their points: the decoder counts so far, and each count is a
 state of its own."""

@@ -156,7 +156,7 @@ def test_what_the_decoder_lets_end_fits_the_schema_as_it_was_sent(schema: Any, s
             "properties": {f"p{n}": {"type": "string"} for n in range(SCHEMA_NODES_MAX - 1)},
             "required": [f"p{n}" for n in range(SCHEMA_NODES_MAX - 1)],
         },
-        {"anyOf": [{"type": "array", "items": {}, "minItems": n} for n in range(499)]},
+        {"anyOf": [{"type": "array", "items": {}, "minItems": n} for n in range(22)]},
         {
             "anyOf": [
                 {"type": "string", "minLength": 1_000 + n, "maxLength": 100_000 - n}
@@ -171,7 +171,7 @@ def test_what_the_decoder_lets_end_fits_the_schema_as_it_was_sent(schema: Any, s
         {
             "anyOf": [
                 {"items": {"type": "integer", "minimum": n, "maximum": 10**12 - n}}
-                for n in range(SCHEMA_KINDS_MAX)
+                for n in range(22)
             ]
         },
         {
@@ -184,6 +184,19 @@ def test_what_the_decoder_lets_end_fits_the_schema_as_it_was_sent(schema: Any, s
         {"pattern": "(?:[a-z]{1,31} ?){0,31}x"},
         {"pattern": "^(?:(?:a|b|ab){1,15}b?){0,15}$"},
         {"type": "array", "items": {"type": "integer"}, "minItems": 100_000},
+        {"items": {"properties": {f"p{n}": {} for n in range(90)}}, "maxItems": 30_000},
+        {
+            "anyOf": [
+                {"items": {"type": "integer", "minimum": n}, "maxItems": 30_000 // 22}
+                for n in range(22)
+            ]
+        },
+        {
+            "anyOf": [
+                *({"type": "object", "maxProperties": 1_400 - n} for n in range(21)),
+                {"properties": {f"p{n}": {} for n in range(SCHEMA_OPTIONAL_MAX)}},
+            ]
+        },
     ],
 )
 def test_a_schema_at_its_bounds_is_followed(schema: dict[str, Any]) -> None:

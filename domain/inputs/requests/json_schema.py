@@ -23,6 +23,7 @@ from domain.inputs.requests.schema_parts import (
     check_counts,
     given,
     map_of,
+    may_be_deep,
     not_said,
     required_names,
     shown,
@@ -46,12 +47,14 @@ from domain.inputs.requests.schema_values import (
 )
 from domain.limits import (
     PATTERN_COST_MAX,
+    SCHEMA_BRANCHES_MAX,
     SCHEMA_BYTES_MAX,
     SCHEMA_ITEMS_MAX,
     SCHEMA_KINDS_MAX,
     SCHEMA_MULTIPLES_MAX,
     SCHEMA_NODES_MAX,
     SCHEMA_ONE_OF_MAX,
+    SCHEMA_OPTIONAL_ITEMS_MAX,
     SCHEMA_OPTIONAL_MAX,
     SCHEMA_VALUES_MAX,
 )
@@ -151,6 +154,8 @@ class _Walk:
         written = self._located({"anyOf": []}, place)
         for index, branch in enumerate(branches):
             written["anyOf"].append(self._schema(branch, f"{place}.{keyword}[{index}]"))
+        deep = sum(map(may_be_deep, written["anyOf"]))
+        self._spend("branches of objects", max(0, deep - 2), SCHEMA_BRANCHES_MAX, place)
         if keyword == "oneOf":
             if len(branches) > SCHEMA_ONE_OF_MAX:
                 raise Unfollowable(place, f"has oneOf with more than {SCHEMA_ONE_OF_MAX} schemas")
@@ -223,10 +228,15 @@ class _Walk:
             self._spend(what, 1, SCHEMA_KINDS_MAX, place)
         return written
 
+    def _spend_optional_items(self, least: int | None, most: int | None, place: str) -> None:
+        spread = 0 if most is None else most - (least or 0)
+        self._spend("items that may be left out", spread, SCHEMA_OPTIONAL_ITEMS_MAX, place)
+
     def _array(self, schema: Schema, place: str) -> Schema:
         least, most = count(schema, "minItems", place), count(schema, "maxItems", place)
         check_range(least, most, "minItems", place)
         self._spend("items counted", max(least or 0, most or 0), SCHEMA_ITEMS_MAX, place)
+        self._spend_optional_items(least, most, place)
         prefix = schema.get("prefixItems", [])
         if not isinstance(prefix, list):
             raise Unfollowable(place, "has prefixItems that are no list of schemas")
@@ -263,6 +273,7 @@ class _Walk:
         if least is not None and least > 1:
             # A name may come twice in a JSON text, and then counts once.
             raise Unfollowable(place, "has minProperties of more than 1 for unnamed properties")
+        self._spend_optional_items(least, most, place)
         return written | given(minProperties=least, maxProperties=most)
 
     def _close(self, schema: Schema, place: str) -> None:

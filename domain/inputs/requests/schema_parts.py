@@ -99,3 +99,10 @@ def shown(name: str) -> str:
 def step(name: str, index: int) -> str:
     """Of a place: into a property."""
     return f".{name}" if is_safe_name(name) else f"[{index}]"
+
+
+def may_be_deep(written: Schema) -> bool:
+    """Whether a written schema may hold an object or an array that is not listed whole."""
+    return "enum" not in written and not {"array", "object"}.isdisjoint(
+        written.get("type", ("object",))
+    )
