@@ -17,7 +17,7 @@ from adapters.event_log.postgres import DatabaseAway
 from adapters.kafka import KafkaAway, ensure_topics
 from adapters.metrics import serve_metrics
 from adapters.settings import Settings
-from adapters.start import run_process
+from adapters.start import run_process, usable_store
 from adapters.worker.loops import RESTART_SECONDS_MAX, Loops
 from adapters.worker.worker import Worker
 
@@ -45,6 +45,7 @@ async def serve(settings: Settings) -> None:
         asyncio.get_running_loop().set_default_executor(threads)
         health = _Health()
         stack.enter_context(serve_metrics(settings, health=health))
+        await usable_store(settings)
         await _check_topics(settings)
         plane = await _open_plane(stack, settings, stopping)
         if plane is None:
@@ -58,6 +59,8 @@ async def serve(settings: Settings) -> None:
         for task in (running, waiting):
             task.cancel()
         await asyncio.wait({running, waiting}, timeout=settings.stop_seconds + STOP_SECONDS)
+        if running.done() and not running.cancelled():
+            running.result()
 
 
 @dataclass(slots=True)
