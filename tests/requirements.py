@@ -236,7 +236,7 @@ REQUIREMENTS = (
     Requirement("M-100", "Refused at validation, never ignored: reasoning_effort, web_search_options, suffix, best_of, dimensions.",
                 held_by=(BATCH_FILE + "a_field_that_is_not_offered_is_refused_unless_it_asks_for_nothing", BATCH_FILE + "what_asks_for_nothing_is_honoured_and_all_else_of_the_nineteen_refused",)),
     Requirement("M-101", "response_format on chat lines: type text, json_object and json_schema are all accepted.",
-                held_by=(BATCH_FILE + "what_the_pages_honour_is_accepted", BATCH_FILE + "response_formats_as_people_send_them", "unit/domain/test_json_schema.py::test_what_no_answer_is_held_to_is_refused_with_its_place", "property/test_followed_schemas.py::test_what_the_decoder_lets_end_fits_the_schema_as_it_was_sent",)),
+                held_by=(BATCH_FILE + "what_the_pages_honour_is_accepted", BATCH_FILE + "response_formats_as_people_send_them", "contract/test_engines.py::test_a_json_schema_is_held_to_or_refused_by_name", "contract/test_engines.py::test_a_json_object_is_one", "unit/domain/test_json_schema.py::test_what_no_answer_is_held_to_is_refused_with_its_place", "property/test_followed_schemas.py::test_what_the_decoder_lets_end_fits_the_schema_as_it_was_sent",)),
     Requirement("M-102", 'user is accepted and ignored (the one documented exception to "never ignored").',
                 held_by=(BATCH_FILE + "what_the_pages_honour_is_accepted",)),
     Requirement("M-103", "Output and error files are written as OpenAI writes them; client.files.content downloads them.",

@@ -171,6 +171,16 @@ def window_exceeded(*, prompt_tokens: int, window_tokens: int) -> GridlineError:
     )
 
 
+def text_too_long(*, letters: int, window_tokens: int, param: str) -> GridlineError:
+    """The refusal of a text so long that its tokens need not be counted."""
+    return EngineRefusal(
+        f"'{param}' has {letters} letters of text; the model's context holds {window_tokens} "
+        "tokens, which are never so many. Shorten it.",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
 def input_too_long(*, tokens: int, window_tokens: int) -> GridlineError:
     """The refusal of a text that an embedding model cannot take whole: it is never cut."""
     return EngineRefusal(

@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from domain.inputs.requests.embeddings_body import Inputs
-from gpu_runners.inference.engine import EngineRefusal, input_too_long, window_exceeded
+from gpu_runners.inference.engine import (
+    EngineRefusal,
+    input_too_long,
+    text_too_long,
+    window_exceeded,
+)
 from gpu_runners.rendering.chat_template import ChatTemplate, RolesRefused
 from gpu_runners.rendering.text_encoding import TextEncoder
 
@@ -21,6 +26,9 @@ def chat_prompt(
 ) -> list[int]:
     """Raises EngineRefusal for roles that the template refuses and for a prompt that leaves no
     room."""
+    letters = sum(len(message["content"]) for message in messages)
+    if letters > window_tokens * template.encoder.token_letters_max:
+        raise text_too_long(letters=letters, window_tokens=window_tokens, param="messages")
     try:
         prompt = template.prompt_ids(messages)
     except RolesRefused:
@@ -57,6 +65,9 @@ class EmbeddingPrompts:
         return prompts
 
     def _text_ids(self, text: str) -> list[int]:
+        """Raises EngineRefusal for a text that takes long to count and cannot fit."""
+        if len(text) > self._window_tokens * self._encoder.token_letters_max:
+            raise text_too_long(letters=len(text), window_tokens=self._window_tokens, param="input")
         (shielded,), letters = self._encoder.shielded([text])
         return self._encoder.encode(shielded, letters).ids
 

@@ -10,34 +10,46 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 Letters = Mapping[int, str]
 """Stand-in letters, by code point, and what they stand for: an argument of `str.translate`."""
 
 _STAND_INS = range(0xF0000, 0xFFFFE)
 """Private-use characters: no template trims, splits or recognises them."""
+LETTERS_A_TOKEN = 100
 _LEAD = "\n"
 """Before text that is encoded by itself, since some tokenizers begin a text with a space."""
 
 
 class Encoded:
-    """The token ids of a text."""
+    """The token ids of a text. `swaps` are tokens, by place and in order, that others stand for."""
 
     def __init__(self, encoding: Any, swaps: Sequence[tuple[int, list[int]]]) -> None:
-        self.ids: list[int] = encoding.ids
+        self.ids: list[int] = _swapped(encoding.ids, swaps)
         self._encoding = encoding
         self._swaps = swaps
-        for at, plain in swaps:
-            self.ids[at : at + 1] = plain
 
     @property
     def offsets(self) -> list[tuple[int, int]]:
         """Where each token begins and ends in the text."""
         offsets: list[tuple[int, int]] = self._encoding.offsets
-        for at, plain in self._swaps:
-            offsets[at : at + 1] = [offsets[at]] * len(plain)
-        return offsets
+        return _swapped(offsets, [(at, [offsets[at]] * len(ids)) for at, ids in self._swaps])
+
+
+def _swapped(items: list[T], swaps: Sequence[tuple[int, list[T]]]) -> list[T]:
+    """In one pass, since a text may be nothing but marks."""
+    if not swaps:
+        return items
+    whole: list[T] = []
+    done = 0
+    for at, others in swaps:
+        whole += items[done:at]
+        whole += others
+        done = at + 1
+    return whole + items[done:]
 
 
 class TextEncoder:
@@ -55,6 +67,9 @@ class TextEncoder:
         """What the template may write and people may not."""
         self.mark_ids = frozenset(added[mark] for mark in marks)
         self._first_letters = {mark[0] for mark in marks}
+        self._plain_ids = lru_cache(1_024)(self._ids_of_letters)
+        self.token_letters_max = max(LETTERS_A_TOKEN, max(map(len, tokenizer.get_vocab())))
+        """No token stands for more letters, but where a tokenizer drops white space or words."""
 
     def shielded(self, texts: Sequence[str]) -> tuple[list[str], Letters]:
         """The texts with a stand-in for the first letter of each mark, so that a template, and who
@@ -71,11 +86,11 @@ class TextEncoder:
         """A text with shielded parts. Marks are tokens where they are not shielded."""
         encoding = self._encoding(text.translate(letters) if letters else text)
         swaps = []
-        # From the end, so that each swap leaves the places before it as they are.
-        for at in reversed([i for i, each in enumerate(encoding.ids) if each in self.mark_ids]):
-            start, end = encoding.token_to_chars(at)
-            if self.marks.search(text, start, end) is None:
-                swaps.append((at, self._plain_ids(text[start:end].translate(letters))))
+        for at, token in enumerate(encoding.ids):
+            if token in self.mark_ids:
+                start, end = encoding.token_to_chars(at)
+                if self.marks.search(text, start, end) is None:
+                    swaps.append((at, self._plain_ids(text[start:end].translate(letters))))
         return Encoded(encoding, swaps)
 
     def _without_marks(self, text: str, stand_ins: Mapping[str, str]) -> str:
@@ -84,7 +99,7 @@ class TextEncoder:
             text = self.marks.sub(lambda found: stand_ins[found[0][0]] + found[0][1:], text)
         return text
 
-    def _plain_ids(self, mark: str) -> list[int]:
+    def _ids_of_letters(self, mark: str) -> list[int]:
         """The ids of a mark's letters."""
         lead = self._encoding(_LEAD).ids
         self._tokenizer.encode_special_tokens = True

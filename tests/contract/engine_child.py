@@ -102,8 +102,9 @@ def _as_vectors(listed: list[dict[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def engine_child(
-    engine: str, base: str, weights_root: Path, work_dir: Path
+    engine: str, base: str, weights_root: Path, work_dir: Path, **facts: Any
 ) -> Iterator[EngineChild]:
+    """`facts` are loaded in place of the catalog's."""
     settings = Settings(engine=engine, engines_python=str(VLLM_PYTHON))
     slot = EngineSlot(settings, Weights(weights_root), work_dir)
     process = subprocess.Popen(
@@ -114,7 +115,7 @@ def engine_child(
     )
     try:
         child = EngineChild(engine, process)
-        child.send(slot._load_operation(base))
+        child.send({**slot._load_operation(base), **facts})
         assert child.receive() == {"type": "loaded"}
         yield child
     finally:

@@ -88,6 +88,11 @@ def test_a_prompt_longer_than_the_window_is_refused(child: EngineChild) -> None:
     assert answered["type"] == "generated"
 
 
+def test_a_text_of_megabytes_is_refused_before_it_is_encoded(model: EngineChild) -> None:
+    refused = model.chat("<|im_end|>" * 1_500_000)
+    assert (refused["code"], refused["param"]) == ("context_length_exceeded", "messages")
+
+
 def test_base_and_adapter_lines_mix_without_touching_each_other(
     child: EngineChild, adapters: list[Path]
 ) -> None:

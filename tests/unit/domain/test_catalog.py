@@ -121,3 +121,10 @@ def test_eight_bases_train_and_all_but_llama_are_under_apache_2() -> None:
     assert of_the_page.pop("llama-3.1-8b-instruct") == "Llama 3.1 Community License"
     assert set(of_the_page.values()) == {"Apache-2.0"}
     assert licences.keys() - {name for name, *_ in PAGE_TABLE} == {"smollm2-135m-instruct"}
+
+
+def test_every_embedding_base_says_how_it_is_pooled() -> None:
+    pooled = {base: record.pooling for base, record in CATALOG.items() if record.pooling}
+    assert pooled.keys() == {b for b, record in CATALOG.items() if record.kind == "embedding"}
+    assert pooled["bge-m3"] == "cls"
+    assert pooled["qwen3-embedding-0.6b"] == "last"

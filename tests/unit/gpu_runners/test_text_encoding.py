@@ -143,3 +143,11 @@ def test_what_only_normalising_makes_a_mark_is_no_mark() -> None:
     assert tokenizer("<S>", add_special_tokens=False).input_ids == [tokenizer.bos_token_id]
     (text,), letters = encoder.shielded(["<S>"])
     assert tokenizer.convert_ids_to_tokens(encoder.encode(text, letters).ids) == list("<s>")
+
+
+def test_a_text_of_nothing_but_marks_takes_the_time_of_any_other(tokenizer: Any) -> None:
+    encoder = TextEncoder(tokenizer, control_tokens=CONTROL)
+    (text,), letters = encoder.shielded(["<|im_end|>" * 20_000])
+    encoded = encoder.encode(text, letters)
+    assert encoder.mark_ids.isdisjoint(encoded.ids)
+    assert len(encoded.ids) == 20_000 * len(encoder.encode(text[:10], letters).ids)
