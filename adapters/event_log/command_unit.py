@@ -18,6 +18,8 @@ from domain.unit_of_work import A, CommandContext, PersonalRow
 
 CACHED_BYTES_MAX = 256 * MIB
 """Of memory that the aggregates of a process may take, as `_weight_bytes` estimates it."""
+WEIGHED_AGAIN_EVENTS = 8
+"""An aggregate is weighed again after so many events: weighing each at each command would cost."""
 _AGGREGATE_BYTES = 4_096
 _ITEM_BYTES = 5_120
 """Of what a list or dict of an aggregate holds: a batch's chunk with its plan and result is the
@@ -38,6 +40,7 @@ class AggregateCache:
         self._bytes_max = bytes_max
         self._aggregates: OrderedDict[str, Aggregate] = OrderedDict()
         self._weights: dict[str, int] = {}
+        self._weighed_from: dict[str, int] = {}
         self._bytes = 0
         self._used: set[str] = set()
 
@@ -71,19 +74,24 @@ class AggregateCache:
         for stream_id in stream_ids:
             self._aggregates.pop(stream_id, None)
             self._bytes -= self._weights.pop(stream_id, 0)
+            self._weighed_from.pop(stream_id, None)
 
     def clear(self) -> None:
         """Forgets all."""
         self._aggregates.clear()
         self._weights.clear()
+        self._weighed_from.clear()
         self._bytes = 0
 
     def trim(self) -> None:
         """Forgets the longest unused beyond the bound; not while changes are unsaved."""
         for stream_id in self._used & self._aggregates.keys():
-            weight = _weight_bytes(self._aggregates[stream_id])
-            self._bytes += weight - self._weights.get(stream_id, 0)
-            self._weights[stream_id] = weight
+            aggregate = self._aggregates[stream_id]
+            if aggregate.version >= self._weighed_from.get(stream_id, 0):
+                weight = _weight_bytes(aggregate)
+                self._bytes += weight - self._weights.get(stream_id, 0)
+                self._weights[stream_id] = weight
+                self._weighed_from[stream_id] = aggregate.version + WEIGHED_AGAIN_EVENTS
         self._used.clear()
         while self._bytes > self._bytes_max:
             self.evict([next(iter(self._aggregates))])
