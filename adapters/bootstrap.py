@@ -17,13 +17,13 @@ import psycopg
 from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool
 
-from adapters.clock import RandomIds, clock_of
 from adapters.event_log.event_store import EventStore, decode
 from adapters.event_log.migrate import refuse_other_schema
 from adapters.event_log.postgres import Connection, connect, reach, refuse_unsafe_server
 from adapters.event_log.writer import Writer
 from adapters.objects import open_store
-from adapters.settings import Settings
+from adapters.process.clock import RandomIds, clock_of
+from adapters.process.settings import Settings
 from domain.errors import Overloaded
 from domain.ports import Clock, IdSource, Objects
 from projections.follower import Follower

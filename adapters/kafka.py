@@ -28,7 +28,7 @@ from aiokafka.errors import (
 )
 from aiokafka.partitioner import DefaultPartitioner
 
-from adapters.settings import Settings, Unusable
+from adapters.process.settings import Settings, Unusable
 from domain.catalog import GPU_CLASSES
 from domain.messages import PROGRESS_TOPIC, RUNNERS_TOPIC, WORK_TOPIC
 from domain.ports import Consumer, Producer, Record

@@ -23,8 +23,8 @@ import obstore
 from obstore.store import from_url
 
 from domain.errors import StoreAway
+from domain.log.stored import StoredObject
 from domain.ports import ObjectMissing, Objects
-from domain.stored import StoredObject
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig

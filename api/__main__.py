@@ -17,8 +17,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from adapters.bootstrap import control_plane
-from adapters.settings import Settings, Unusable
-from adapters.start import run_process, usable_store
+from adapters.process.settings import Settings, Unusable
+from adapters.process.start import run_process, usable_store
 from api.app import create_app
 from api.control import Api
 from api.http.protocol import BoundedHttp

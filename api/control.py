@@ -14,11 +14,11 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 import structlog
 from starlette.requests import Request
 
-from api.http.file_checks import FileChecks, Turns
+from api.file_checks import FileChecks, Turns
 from domain.errors import StoreAway
 from domain.limits import UPLOAD_BYTES_MAX
+from domain.log.unit_of_work import C, CommandContext, CommandWriter, Handler, R
 from domain.ports import Clock, IdSource, Objects
-from domain.unit_of_work import C, CommandContext, CommandWriter, Handler, R
 from projections.read_model import Connection
 
 log = structlog.stdlib.get_logger(__name__)

@@ -19,7 +19,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from adapters.settings import process_environment
+from adapters.process.settings import process_environment
 from bench.report import Figure, machine
 from gpu_runners.weights.store import Weights
 

@@ -12,24 +12,24 @@ from importlib import resources
 from itertools import cycle
 from statistics import median
 
-from adapters.clock import RandomIds, SystemClock
 from adapters.event_log.event_store import Append, EventStore
 from adapters.event_log.writer import Writer
+from adapters.process.clock import RandomIds, SystemClock
 from bench.database import cluster
 from bench.library import CACHED_AGGREGATES, StockApplication, StockUnit, stock_environment
 from bench.report import Figure
 from domain import ids
-from domain.aggregate import Aggregate, Envelope
+from domain.assets.file import File
 from domain.commands.create_batch import CreateBatch, create_batch
 from domain.commands.idempotency import Origin
-from domain.file import File
 from domain.inputs.batch_create import BatchCreate
 from domain.ledger.account import Account, AccountLimits
 from domain.ledger.key_spend import KeySpend
 from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import PriceList
-from domain.stored import StoredObject
-from domain.unit_of_work import CommandContext
+from domain.log.aggregate import Aggregate, Envelope
+from domain.log.stored import StoredObject
+from domain.log.unit_of_work import CommandContext
 from projections.registry import INLINE
 
 CLIENTS = 32

@@ -12,10 +12,10 @@ from eventsourcing.persistence import Mapper
 from psycopg.conninfo import conninfo_to_dict
 
 from adapters.event_log.event_store import EventMapper
-from domain.aggregate import Aggregate, Envelope
 from domain.errors import NotFound
+from domain.log.aggregate import Aggregate, Envelope
+from domain.log.unit_of_work import A, CommandContext, PersonalRow
 from domain.ports import Clock, IdSource
-from domain.unit_of_work import A, CommandContext, PersonalRow
 
 CACHED_AGGREGATES = 10_000
 
@@ -49,7 +49,7 @@ def stock_environment(
 
 
 class StockUnit:
-    """Implements `domain.unit_of_work.UnitOfWork` with the library's repository; `save` saves."""
+    """Implements the domain's `UnitOfWork` with the library's repository; `save` saves."""
 
     def __init__(
         self, application: StockApplication, *, context: CommandContext, clock: Clock, ids: IdSource

@@ -14,15 +14,15 @@ from eventsourcing.postgres import PostgresTrackingRecorder
 from eventsourcing.projection import Projection as StockProjection
 from eventsourcing.projection import ProjectionRunner as StockRunner
 
-from adapters.clock import RandomIds, SystemClock
 from adapters.event_log.event_store import Append, EventStore, decode
 from adapters.event_log.postgres import connect
+from adapters.process.clock import RandomIds, SystemClock
 from bench.database import cluster
 from bench.library import StockApplication, stock_environment
 from bench.report import Figure
 from domain import ids
-from domain.aggregate import Aggregate, Envelope
 from domain.ledger.account import Account, AccountLimits
+from domain.log.aggregate import Aggregate, Envelope
 from projections.follower import Follower
 from projections.money.journal import JOURNAL
 

@@ -20,7 +20,7 @@ import psutil
 
 from adapters.embedded.process import free_port
 from adapters.operators.actions import open_operator, shipped_prices
-from adapters.settings import Settings, process_environment
+from adapters.process.settings import Settings, process_environment
 from bench.database import cluster
 from bench.report import Figure
 from domain.ledger.account import AccountLimits

@@ -17,8 +17,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from domain import stored
 from domain.catalog import AdapterMethod, Endpoint, TrainingMethod
+from domain.log import stored
 
 PROTOCOL_VERSION = 1
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from domain.stored import StoredObject
+from domain.log.stored import StoredObject
 
 
 class Clock(Protocol):

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import structlog
 
-from adapters.clock import RandomIds, clock_of
 from adapters.kafka import answers, ensure_topics, producer, runner_consumer
-from adapters.metrics import serve_metrics
-from adapters.settings import Settings, Unusable
-from adapters.start import run_process, usable_store
+from adapters.process.clock import RandomIds, clock_of
+from adapters.process.metrics import serve_metrics
+from adapters.process.settings import Settings, Unusable
+from adapters.process.start import run_process, usable_store
 from domain.catalog import CATALOG
 from domain.ids import RUNNER
 from gpu_runners.parent.contact import RunnerBroken

@@ -16,7 +16,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from domain.aggregate import Aggregate
+from domain.log.aggregate import Aggregate
 from projections.projection import Projection, Statement, run_statements
 
 log = structlog.stdlib.get_logger(__name__)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import psycopg
 from psycopg.abc import Query
 
-from domain.aggregate import Aggregate
+from domain.log.aggregate import Aggregate
 
 Statement = tuple[str, Sequence[Any] | Mapping[str, Any]]
 """Constant SQL and its bound parameters."""

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import psycopg
 from eventsourcing.utils import get_topic
 
-from domain.aggregate import Aggregate
+from domain.log.aggregate import Aggregate
 from projections.projection import Statement
 
 Connection = psycopg.Connection[dict[str, Any]]

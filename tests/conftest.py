@@ -25,8 +25,8 @@ from adapters.embedded.broker import Broker
 from adapters.embedded.postgres import OWNER, SUPERUSER, Postgres
 from adapters.embedded.process import free_port
 from adapters.event_log.migrate import migrate
-from adapters.settings import Settings
-from adapters.telemetry import speak_through_logging
+from adapters.process.settings import Settings
+from adapters.process.telemetry import speak_through_logging
 
 KAFKA_ADDRESS = os.environ.get("GRIDLINE_TEST_KAFKA", "")
 KAFKA_HOME = os.environ.get("GRIDLINE_KAFKA_HOME", "")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import ClassVar
 
-from domain.aggregate import Aggregate, Envelope, event
 from domain.errors import LimitExceeded
-from domain.unit_of_work import CommandContext, PersonalRow, UnitOfWork
+from domain.log.aggregate import Aggregate, Envelope, event
+from domain.log.unit_of_work import CommandContext, PersonalRow, UnitOfWork
 from projections.projection import Statement
 
 CONTEXT = CommandContext(

@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from domain.errors import StoreAway
+from domain.log.stored import StoredObject
 from domain.ports import ObjectMissing, Record
-from domain.stored import StoredObject
 
 
 class BrokerDown(Exception):

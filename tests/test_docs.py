@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from api.app import ROUTES
 from api.http.errors import BASE_PATH
 from api.routes.not_offered import INSTEAD, TO_COME, AnythingElse, ToCome

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from domain import limits
 
 ROOT = Path(__file__).parent.parent
@@ -192,7 +192,7 @@ RULES: dict[str, HouseRule] = {
         _uses("datetime.now", "datetime.utcnow", "datetime.today", "date.today", "time.time"),
         "Time comes from the Clock of the composition root.",
         exceptions={
-            "adapters/clock.py": "it is the clock",
+            "adapters/process/clock.py": "it is the clock",
             "adapters/objects.py": "files left by a crash are as old as the disk says",
         },
     ),
@@ -203,14 +203,14 @@ RULES: dict[str, HouseRule] = {
     ),
     "environment": HouseRule(
         _uses("os.environ", "os.getenv", "os.putenv"),
-        "Settings are read once, by adapters/settings.py.",
-        exceptions={"adapters/settings.py": "it reads the environment"},
+        "Settings are read once, by adapters/process/settings.py.",
+        exceptions={"adapters/process/settings.py": "it reads the environment"},
     ),
     "randomness": HouseRule(
         _imports("random", "secrets", "uuid"),
         "Ids come from the IdSource; seeds are facts of the job.",
         exceptions={
-            "adapters/clock.py": "the IdSource",
+            "adapters/process/clock.py": "the IdSource",
             "adapters/embedded/broker.py": "names a broker's life",
             "adapters/embedded/postgres.py": "draws the roles' passwords",
             "adapters/objects.py": "names unfinished files",
@@ -363,7 +363,7 @@ NOT_ASKED_FOR: dict[str, str] = {
 def test_every_setting_and_limit_is_asked_for_somewhere() -> None:
     settings = {field.name for field in fields(Settings)}
     bounds = {name for name in vars(limits) if name.isupper()}
-    places = {"adapters/settings.py", "domain/limits.py"}
+    places = {"adapters/process/settings.py", "domain/limits.py"}
     asked: set[str] = set()
     for source in sources():
         if source.is_product and source.name not in places:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from eventsourcing.utils import get_topic
 
 from adapters.audit.work_kinds import audited_kind
-from domain.aggregate import Aggregate
+from domain.log.aggregate import Aggregate
 
 Finding = Callable[[str, str, str], None]
 """(rule, subject, message)."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from eventsourcing.utils import get_topic
 
 from adapters.audit.book import Book, Finding
-from domain.aggregate import Aggregate
+from domain.log.aggregate import Aggregate
 
 PATHS = "13 a stream takes a path of its state machine"
 LIMITS = "12 open work is within the limits"

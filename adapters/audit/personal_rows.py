@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from adapters.audit.book import Finding
 from adapters.event_log.postgres import Connection
-from domain.aggregate import Aggregate
 from domain.ledger.key_spend import KeySpend
+from domain.log.aggregate import Aggregate
 
 SECRETS = "a key's secret is the one that was registered"
 OWNERS = "personal rows are of the account that the log names"

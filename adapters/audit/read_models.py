@@ -17,7 +17,7 @@ from psycopg import sql
 
 from adapters.audit.book import Finding
 from adapters.event_log.postgres import Connection
-from domain.aggregate import Aggregate
+from domain.log.aggregate import Aggregate
 from projections.projection import Projection, Statement, run_statements
 from projections.registry import FOLLOWING, INLINE
 

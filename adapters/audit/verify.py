@@ -26,7 +26,6 @@ from adapters.audit.work_kinds import AUDITED, AuditedKind
 from adapters.event_log import snapshots
 from adapters.event_log.event_store import decode
 from adapters.event_log.postgres import Connection
-from domain.aggregate import Aggregate
 from domain.errors import InvalidRequest
 from domain.ids import PRICE_BOOK_ID
 from domain.ledger import money
@@ -36,6 +35,7 @@ from domain.ledger.key_spend import KeySpend
 from domain.ledger.money import usd_text
 from domain.ledger.price_book import PriceBook
 from domain.ledger.receipt import Receipt
+from domain.log.aggregate import Aggregate
 from domain.ports import Objects
 
 PAGE_EVENTS = 1000

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from domain.aggregate import Aggregate
 from domain.ledger.prices import PriceList
+from domain.log.aggregate import Aggregate
 from domain.work.batch import Batch
 from domain.work.fine_tuning_job import FineTuningJob
 

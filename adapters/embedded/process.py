@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.settings import Unusable
+from adapters.process.settings import Unusable
 
 LAUNCH = Path(__file__).with_name("launch.py")
 

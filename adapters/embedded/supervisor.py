@@ -29,8 +29,8 @@ from adapters.embedded.postgres import Postgres
 from adapters.embedded.private_file import write_private
 from adapters.embedded.process import CannotStart, Child, ask_to_end, launch
 from adapters.event_log.migrate import migrate
-from adapters.settings import Settings
-from adapters.start import CANNOT_START
+from adapters.process.settings import Settings
+from adapters.process.start import CANNOT_START
 
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "api": ("-m", "api"),

@@ -10,11 +10,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
-from domain.aggregate import Aggregate, Envelope
 from domain.errors import DuplicateDelivery, GridlineError, NotFound
 from domain.limits import MIB
+from domain.log.aggregate import Aggregate, Envelope
+from domain.log.unit_of_work import A, CommandContext, PersonalRow
 from domain.ports import IdSource
-from domain.unit_of_work import A, CommandContext, PersonalRow
 
 CACHED_BYTES_MAX = 256 * MIB
 """Of memory that the aggregates of a process may take, as `_weight_bytes` estimates it."""
@@ -103,7 +103,7 @@ def _weight_bytes(aggregate: Aggregate) -> int:
 
 
 class CommandUnit:
-    """Implements `domain.unit_of_work.UnitOfWork` for one run of one handler."""
+    """Implements `domain.log.unit_of_work.UnitOfWork` for one run of one handler."""
 
     def __init__(
         self,

@@ -31,7 +31,10 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import DictRow
 from pydantic_core import from_json
 
-from adapters.event_log import snapshots
+from adapters.event_log import (
+    aggregates,  # noqa: F401 - makes every event known by its topic
+    snapshots,
+)
 from adapters.event_log.postgres import (
     LOCK_TIMEOUT_SECONDS,
     UnsafeDatabase,
@@ -39,9 +42,8 @@ from adapters.event_log.postgres import (
     write_personal,
 )
 from adapters.event_log.upcasters import UPCASTERS, Upcasters
-from domain import aggregates  # noqa: F401 - makes every event known by its topic
-from domain.aggregate import Aggregate
-from domain.unit_of_work import A, PersonalRow
+from domain.log.aggregate import Aggregate
+from domain.log.unit_of_work import A, PersonalRow
 from projections.projection import Projection, Statement, run_statements
 
 EVENTS_TABLE = "gridline_events"

@@ -13,15 +13,15 @@ from eventsourcing.popo import POPOApplicationRecorder
 
 from adapters.event_log.command_unit import AggregateCache, CommandUnit
 from adapters.event_log.event_store import EventMapper, fold, stored
-from domain.aggregate import Aggregate
+from domain.log.aggregate import Aggregate
+from domain.log.unit_of_work import A, C, CommandContext, Handler, PersonalRow, R
 from domain.ports import Clock, IdSource
-from domain.unit_of_work import A, C, CommandContext, Handler, PersonalRow, R
 
 PersonalKey = tuple[tuple[str, Any], ...]
 
 
 class MemoryWriter:
-    """Implements `domain.unit_of_work.CommandWriter`, synchronously.
+    """Implements `domain.log.unit_of_work.CommandWriter`, synchronously.
 
     `personal` is what the deletable tables would hold, by table and key; `positions` the tracking.
     """

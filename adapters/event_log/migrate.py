@@ -17,7 +17,7 @@ from importlib import resources
 import psycopg
 
 from adapters.event_log.postgres import Connection, reach, told
-from adapters.settings import Unusable
+from adapters.process.settings import Unusable
 
 _LOCK = 4_775_021_907_138_530
 """Any number that no one else takes as an advisory lock."""

@@ -1,9 +1,9 @@
 """Where the reading of the broker's partitions stands, beside the log.
 
-A position is committed with what its message changed (`domain.unit_of_work.UnitOfWork.tracking`),
-and only ever grows. So it needs a name for each life of a partition: ingest asks here where to go
-on, and under which name. It must never take the offsets of one life for those of another, or every
-report would count as a repeat.
+A position is committed with what its message changed (`UnitOfWork.tracking`), and only ever grows.
+So it needs a name for each life of a partition: ingest asks here where to go on, and under which
+name. It must never take the offsets of one life for those of another, or every report would count
+as a repeat.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from psycopg import pq, sql
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from adapters.settings import Unusable
-from domain.unit_of_work import PersonalRow
+from adapters.process.settings import Unusable
+from domain.log.unit_of_work import PersonalRow
 
 Connection = psycopg.Connection[dict[str, Any]]
 

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, get_origin, get_type_hints
 
 from pydantic import BaseModel, create_model
 
-from domain.aggregate import Aggregate
-from domain.unit_of_work import A
+from domain.log.aggregate import Aggregate
+from domain.log.unit_of_work import A
 
 _BASE_STATE = {"_id", "_version", "_created_on", "_modified_on", "_pending_events"}
 

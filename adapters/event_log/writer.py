@@ -31,10 +31,10 @@ from eventsourcing.persistence import (
 from adapters.event_log import snapshots
 from adapters.event_log.command_unit import AggregateCache, CommandUnit
 from adapters.event_log.event_store import Append, EventStore, PositionConflict
-from domain.aggregate import Aggregate
 from domain.errors import ConcurrentUpdate, Overloaded, StorageOutcomeUnknown
+from domain.log.aggregate import Aggregate
+from domain.log.unit_of_work import C, CommandContext, Handler, PersonalRow, R
 from domain.ports import Clock, IdSource
-from domain.unit_of_work import C, CommandContext, Handler, PersonalRow, R
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -95,7 +95,7 @@ class _Spoilt(Exception):
 
 
 class Writer:
-    """Implements `domain.unit_of_work.CommandWriter` over PostgreSQL.
+    """Implements `domain.log.unit_of_work.CommandWriter` over PostgreSQL.
 
     It owns the event store that it is given, and closes it.
     """

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from adapters.bootstrap import control_plane
 from adapters.embedded.private_file import write_private
 from adapters.event_log.postgres import Connection
-from adapters.settings import Settings, Unusable, is_operator_name
+from adapters.process.settings import Settings, Unusable, is_operator_name
 from domain.commands.accounts import GrantCredit, OpenAccount, grant_credit, open_account
 from domain.commands.keys import (
     KeySecret,
@@ -41,8 +41,8 @@ from domain.ledger.key_spend import SpendLimits
 from domain.ledger.money import nano_usd
 from domain.ledger.prices import PriceList
 from domain.limits import CREDIT_USD_MAX, OPEN_FINE_TUNES
-from domain.stored import Attempt
-from domain.unit_of_work import C, CommandContext, CommandWriter, Handler, R
+from domain.log.stored import Attempt
+from domain.log.unit_of_work import C, CommandContext, CommandWriter, Handler, R
 
 KEY_PREFIX = "gl_"
 KEY_SHOWN_CHARACTERS = 10

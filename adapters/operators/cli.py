@@ -17,8 +17,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from adapters.settings import Unusable
-from adapters.start import CANNOT_START
+from adapters.process.settings import Unusable
+from adapters.process.start import CANNOT_START
 from domain.errors import GridlineError
 from domain.limits import OPEN_BATCHES_NEW_ACCOUNT, OPEN_FINE_TUNES_NEW_ACCOUNT
 

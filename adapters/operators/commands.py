@@ -19,7 +19,6 @@ from pathlib import Path
 import psycopg
 
 from adapters.audit import verify as audit
-from adapters.clock import clock_of
 from adapters.embedded.postgres import Postgres
 from adapters.embedded.supervisor import Supervisor
 from adapters.event_log.event_store import decode
@@ -27,8 +26,9 @@ from adapters.event_log.migrate import migrate, refuse_other_schema
 from adapters.event_log.postgres import Connection, connect, reach, told
 from adapters.objects import open_store
 from adapters.operators.actions import Operator, open_operator, read_prices, shipped_prices
-from adapters.settings import Settings, Unusable, process_environment
-from adapters.telemetry import configure_logging
+from adapters.process.clock import clock_of
+from adapters.process.settings import Settings, Unusable, process_environment
+from adapters.process.telemetry import configure_logging
 from domain.errors import GridlineError, InvalidRequest
 from domain.ledger.account import AccountLimits
 from domain.ledger.money import usd_text

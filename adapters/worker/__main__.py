@@ -15,9 +15,9 @@ import structlog
 from adapters.bootstrap import ControlPlane, worker_plane
 from adapters.event_log.postgres import DatabaseAway
 from adapters.kafka import KafkaAway, ensure_topics
-from adapters.metrics import serve_metrics
-from adapters.settings import Settings
-from adapters.start import run_process, usable_store
+from adapters.process.metrics import serve_metrics
+from adapters.process.settings import Settings
+from adapters.process.start import run_process, usable_store
 from adapters.worker.loops import RESTART_SECONDS_MAX, Loops
 from adapters.worker.worker import Worker
 

@@ -29,9 +29,9 @@ from domain.commands.batches import (
 )
 from domain.inputs.jsonl import Line, LineSplitter
 from domain.limits import BATCH_LINE_BYTES_MAX, MIB
+from domain.log.stored import StoredObject
+from domain.log.unit_of_work import CommandWriter, UnitOfWork
 from domain.ports import ObjectMissing, Objects
-from domain.stored import StoredObject
-from domain.unit_of_work import CommandWriter, UnitOfWork
 from domain.work.batch import Batch, Chunk, Ending
 from domain.work.batch_results import NeverRan, UnansweredRequest, given_up_line, never_ran_line
 

@@ -23,9 +23,9 @@ from domain.inputs.batch_file import BatchFileCheck, BatchFileFacts
 from domain.inputs.batch_line import LineError
 from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import PriceList
+from domain.log.stored import StoredObject
+from domain.log.unit_of_work import CommandContext, CommandWriter, UnitOfWork
 from domain.ports import ObjectMissing, Objects
-from domain.stored import StoredObject
-from domain.unit_of_work import CommandContext, CommandWriter, UnitOfWork
 from domain.work.batch import Batch
 from domain.work.quote import quote_batch
 from projections.read_model import Read

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator
 
+from domain.log.stored import StoredObject
 from domain.ports import ObjectMissing, Objects
-from domain.stored import StoredObject
 
 
 class OtherBytes(Exception):

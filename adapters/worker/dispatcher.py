@@ -22,10 +22,10 @@ from adapters.worker.fleet import Fleet
 from adapters.worker.system_context import system_context
 from domain import messages
 from domain.commands.work import LoseAttempt, current_task, give_attempt_back, lose_attempt
+from domain.log.stored import Attempt
+from domain.log.unit_of_work import CommandWriter
 from domain.messages import WORK_TOPIC, Assign, Cancel, Revoke, Task
 from domain.ports import Producer
-from domain.stored import Attempt
-from domain.unit_of_work import CommandWriter
 from domain.work.scheduling import AssignedWork
 
 log = structlog.stdlib.get_logger(__name__)

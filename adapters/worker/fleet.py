@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from domain.catalog import GPU_CLASSES
+from domain.log.stored import Attempt
 from domain.messages import Heartbeat
-from domain.stored import Attempt
 from domain.work.scheduling import AssignedWork, RunnerOffer
 
 FRESH_HEARTBEATS = 3

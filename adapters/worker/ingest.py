@@ -24,10 +24,10 @@ from adapters.worker.fleet import SteadySeconds
 from adapters.worker.system_context import system_context
 from domain.commands.work import RecordReport, claimed_objects, claims_objects, record_report
 from domain.errors import DuplicateDelivery, GridlineError, Overloaded
+from domain.log.stored import StoredObject
+from domain.log.unit_of_work import CommandContext, CommandWriter, PersonalRow, UnitOfWork
 from domain.messages import ChunkProgress, Report, Started, TrainProgress
 from domain.ports import Objects, Record
-from domain.stored import StoredObject
-from domain.unit_of_work import CommandContext, CommandWriter, PersonalRow, UnitOfWork
 from domain.work.kinds import find_kind
 
 log = structlog.stdlib.get_logger(__name__)

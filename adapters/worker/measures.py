@@ -1,7 +1,7 @@
 """What a worker counts for Prometheus; `docs/metrics.md` lists it for operators.
 
-The worker's parts count where things happen; `adapters/metrics.py` serves it. Labels name loops,
-kinds and stages, never an account, a key or a piece of work.
+The worker's parts count where things happen; `adapters/process/metrics.py` serves it. Labels
+name loops, kinds and stages, never an account, a key or a piece of work.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from domain.commands.work import (
     start_work,
     wait_for_runner,
 )
-from domain.stored import Attempt
-from domain.unit_of_work import CommandWriter
+from domain.log.stored import Attempt
+from domain.log.unit_of_work import CommandWriter
 from domain.work.kinds import kind_of
 from domain.work.scheduling import AssignedWork, Queue, StartableWork, WaitingWork, choose
 from projections.read_model import Read

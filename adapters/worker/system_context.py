@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from domain.unit_of_work import CommandContext
+from domain.log.unit_of_work import CommandContext
 
 
 def system_context(part: str, *, work_id: str, causation: str) -> CommandContext:

@@ -24,8 +24,8 @@ from domain.commands.batches import (
 from domain.commands.files import ExpireFile, expire_file
 from domain.commands.models import AdapterObject, adapter_is_wanted
 from domain.commands.work import ExpireWork, expire_work
+from domain.log.unit_of_work import CommandWriter
 from domain.ports import Clock, Objects
-from domain.unit_of_work import CommandWriter
 from projections.direct import fingerprints
 from projections.read_model import Connection, Read
 from projections.work import files, open_work, stored_objects

@@ -15,8 +15,8 @@ from starlette.responses import Response, StreamingResponse
 
 from api.http.errors import error_response
 from domain.errors import InvalidRequest, NotFound
+from domain.log.stored import StoredObject
 from domain.ports import ObjectMissing, Objects
-from domain.stored import StoredObject
 
 _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)")
 

@@ -14,15 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from api.http.file_checks import FileChecks
+from api.file_checks import FileChecks
 from api.http.multipart import MultipartReader, PartHead, bare_filename
+from domain.assets.file import Purpose
 from domain.errors import FileTooLarge, InvalidFile, InvalidRequest, StoreAway
-from domain.file import Purpose
 from domain.inputs.body import read_body
 from domain.inputs.create_fields import ExpiresAfter
 from domain.inputs.training_file import TrainingFacts, TrainingFileCheck
+from domain.log.stored import StoredObject
 from domain.ports import Objects
-from domain.stored import StoredObject
 
 PIECE_BYTES = 1 << 20
 """What is stored and checked at a time: worth a hop to another thread."""

@@ -5,12 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from api.control import Call
-from api.http.idempotency import (
-    answer_came_through,
-    cancel_once,
-    canonical_sha256,
-    create_once,
-)
+from api.http.idempotency import answer_came_through, cancel_once, canonical_sha256, create_once
 from api.http.json_body import read_json
 from api.http.json_response import json_response
 from api.http.pagination import answer_page

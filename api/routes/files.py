@@ -11,12 +11,7 @@ from starlette.responses import Response
 from api.control import Call
 from api.http.download import send_object
 from api.http.errors import error_response
-from api.http.idempotency import (
-    answer_came_through,
-    canonical_sha256,
-    create_once,
-    delete_once,
-)
+from api.http.idempotency import answer_came_through, canonical_sha256, create_once, delete_once
 from api.http.json_body import refuse_content_encoding
 from api.http.json_response import json_response
 from api.http.multipart import MultipartReader, boundary_of
@@ -35,7 +30,7 @@ from domain.errors import (
     StorageOutcomeUnknown,
 )
 from domain.limits import FILE_KEPT_SECONDS, MIB
-from domain.stored import StoredObject
+from domain.log.stored import StoredObject
 from projections.work import files
 from projections.work.files import FileRow
 

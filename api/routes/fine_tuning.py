@@ -8,13 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.control import Call
-from api.http.file_checks import Asked
-from api.http.idempotency import (
-    answer_came_through,
-    cancel_once,
-    canonical_sha256,
-    create_once,
-)
+from api.file_checks import Asked
+from api.http.idempotency import answer_came_through, cancel_once, canonical_sha256, create_once
 from api.http.json_body import read_json
 from api.http.json_response import json_response
 from api.http.pagination import after_of, answer_page, bad_cursor, limit_of, list_object
@@ -29,8 +24,8 @@ from domain.commands.idempotency import Origin
 from domain.errors import InvalidRequest, NotFound
 from domain.inputs.job_create import FineTuneCreate, parse_fine_tuning_create
 from domain.inputs.training_file import FileRole, TemplateCheck
+from domain.log.stored import StoredObject
 from domain.ports import ObjectMissing
-from domain.stored import StoredObject
 from projections.work import fine_tuning_events, fine_tuning_jobs
 from projections.work.fine_tuning_jobs import JobRow
 

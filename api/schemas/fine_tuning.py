@@ -9,7 +9,7 @@ from api.schemas.times import seconds, seconds_or_none
 from domain.ids import account_slug, step_metrics_file_id
 from domain.inputs.hyperparameters import Hyperparameters
 from domain.ledger.money import usd_text
-from domain.stored import number
+from domain.log.stored import number
 from projections.work.fine_tuning_events import EventRow
 from projections.work.fine_tuning_jobs import CheckpointRow, JobRow
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from domain import ids
 from domain.commands.keys import KeySecret, RegisterKey, register_key
 from domain.errors import InvalidRequest
-from domain.idempotent_request import IdempotentRequest
 from domain.ledger.account import Account, AccountLimits
 from domain.limits import GRANT_NOTE_CHARACTERS_MAX
-from domain.unit_of_work import PersonalRow, UnitOfWork
+from domain.log.idempotent_request import IdempotentRequest
+from domain.log.unit_of_work import PersonalRow, UnitOfWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from domain import ids
+from domain.assets.file import File
+from domain.assets.fine_tuned_model import FineTunedModel
 from domain.catalog import CATALOG
 from domain.commands.files import name_row
 from domain.commands.idempotency import forget
 from domain.commands.ownership import batch_of
 from domain.commands.settlement import HoldTerms, capture_hold, place_hold, release_hold
-from domain.file import File
-from domain.fine_tuned_model import FineTunedModel
 from domain.inputs.batch_file import ChunkPlan
 from domain.inputs.batch_line import LineError
 from domain.ledger.account import Account
@@ -21,8 +21,8 @@ from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import batch_lines
 from domain.ledger.receipt import End, Receipt, Terms, settle
 from domain.limits import FILE_KEPT_SECONDS, HOLD_MARGIN_SECONDS
-from domain.stored import StoredObject
-from domain.unit_of_work import UnitOfWork
+from domain.log.stored import StoredObject
+from domain.log.unit_of_work import UnitOfWork
 from domain.work.batch import Batch, BatchPlan
 from domain.work.quote import BatchQuote
 

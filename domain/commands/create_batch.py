@@ -14,7 +14,7 @@ from domain.inputs.batch_create import BatchCreate
 from domain.ledger.account import Account
 from domain.ledger.key_spend import KeySpend
 from domain.limits import COMPLETION_WINDOW_SECONDS
-from domain.unit_of_work import PersonalRow, UnitOfWork
+from domain.log.unit_of_work import PersonalRow, UnitOfWork
 from domain.work.batch import Batch
 
 

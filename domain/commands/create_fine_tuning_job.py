@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from domain import ids
+from domain.assets.file import File
+from domain.assets.fine_tuned_model import FineTunedModel
 from domain.catalog import CATALOG
 from domain.commands.create_batch import texts_row
 from domain.commands.idempotency import Origin, made_before, remember
 from domain.commands.ownership import file_of
 from domain.commands.prices import current_prices
 from domain.errors import InvalidRequest
-from domain.file import File
-from domain.fine_tuned_model import FineTunedModel
 from domain.inputs.job_create import FineTuneCreate
 from domain.inputs.training_file import FileRole, TrainingFacts
 from domain.ledger.account import Account
 from domain.ledger.key_spend import KeySpend
 from domain.limits import JOB_SECONDS_MAX, WAITING_SECONDS_MAX
-from domain.stored import StoredObject
-from domain.unit_of_work import UnitOfWork
+from domain.log.stored import StoredObject
+from domain.log.unit_of_work import UnitOfWork
 from domain.work.fine_tuning_job import FineTuningJob, JobFile, JobSettings
 from domain.work.quote import FineTuneQuote, JobInput, quote_fine_tune
 

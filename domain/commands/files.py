@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from domain.assets.file import File, Purpose
 from domain.commands.idempotency import Origin, forget, made_before, remember
 from domain.commands.ownership import file_of
-from domain.file import File, Purpose
 from domain.inputs.training_file import TrainingFacts
-from domain.stored import StoredObject
-from domain.unit_of_work import PersonalRow, UnitOfWork
+from domain.log.stored import StoredObject
+from domain.log.unit_of_work import PersonalRow, UnitOfWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from domain import ids
+from domain.assets.file import File
+from domain.assets.fine_tuned_model import FineTunedModel
 from domain.commands.files import name_row
 from domain.commands.idempotency import forget
 from domain.commands.ownership import job_of
 from domain.commands.settlement import HoldTerms, capture_hold, place_hold, release_hold
-from domain.file import File
-from domain.fine_tuned_model import FineTunedModel
 from domain.ledger.account import Account
 from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import training_lines
 from domain.ledger.receipt import End, Receipt, Terms, settle
 from domain.limits import FILE_KEPT_SECONDS, HOLD_MARGIN_SECONDS, WAITING_SECONDS_MAX
-from domain.unit_of_work import UnitOfWork
+from domain.log.unit_of_work import UnitOfWork
 from domain.work.fine_tuning_job import STARTS_MAX, FineTuningJob, TrainingResult
 from domain.work.job_errors import side_of
 

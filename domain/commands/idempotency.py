@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from domain.idempotent_request import IdempotentRequest
 from domain.ids import idempotency_id
-from domain.unit_of_work import PersonalRow, UnitOfWork
+from domain.log.idempotent_request import IdempotentRequest
+from domain.log.unit_of_work import PersonalRow, UnitOfWork
 
 
 @dataclass(frozen=True, slots=True)

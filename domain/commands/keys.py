@@ -9,7 +9,7 @@ from domain import ids
 from domain.errors import NotFound
 from domain.ledger.account import Account
 from domain.ledger.key_spend import KeySpend, SpendLimits
-from domain.unit_of_work import PersonalRow, UnitOfWork
+from domain.log.unit_of_work import PersonalRow, UnitOfWork
 
 
 @dataclass(frozen=True, slots=True)

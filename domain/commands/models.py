@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from domain.assets.file import File
+from domain.assets.fine_tuned_model import FineTunedModel
 from domain.commands.ownership import model_of
-from domain.file import File
-from domain.fine_tuned_model import FineTunedModel
 from domain.ids import fine_tuned_model_name, step_metrics_file_id
 from domain.ledger.account import Account
-from domain.unit_of_work import UnitOfWork
+from domain.log.unit_of_work import UnitOfWork
 from domain.work.fine_tuning_job import FineTuningJob
 
 

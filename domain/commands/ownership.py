@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from domain.assets.file import File
+from domain.assets.fine_tuned_model import FineTunedModel
 from domain.errors import NotFound
-from domain.file import File
-from domain.fine_tuned_model import FineTunedModel
-from domain.unit_of_work import UnitOfWork
+from domain.log.unit_of_work import UnitOfWork
 from domain.work.batch import Batch
 from domain.work.fine_tuning_job import FineTuningJob
 

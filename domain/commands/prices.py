@@ -8,7 +8,7 @@ from domain import ids
 from domain.errors import NotFound
 from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import PriceList
-from domain.unit_of_work import UnitOfWork
+from domain.log.unit_of_work import UnitOfWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from domain.ids import hold_id
 from domain.ledger.account import Account
 from domain.ledger.credit_hold import CreditHold
 from domain.ledger.key_spend import KeySpend
-from domain.unit_of_work import UnitOfWork
+from domain.log.unit_of_work import UnitOfWork
 
 Funding = Literal["held", "wait", "refuse"]
 

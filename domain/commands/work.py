@@ -16,9 +16,9 @@ from domain.commands.attempts import trainings
 from domain.commands.batches import end_batch_window, start_batch
 from domain.commands.fine_tuning import expire_fine_tuning_job, start_fine_tuning_job
 from domain.ids import BATCH, JOB
+from domain.log.stored import Attempt, StoredObject
+from domain.log.unit_of_work import UnitOfWork
 from domain.messages import Report, Task
-from domain.stored import Attempt, StoredObject
-from domain.unit_of_work import UnitOfWork
 from domain.work.kinds import find_kind, find_work, kind_of
 
 

@@ -22,7 +22,7 @@ from domain.limits import (
     CHUNK_REQUESTS,
     MIB,
 )
-from domain.stored import StoredModel, TokenUsage
+from domain.log.stored import StoredModel, TokenUsage
 
 
 class ChunkPlan(StoredModel):

@@ -26,7 +26,7 @@ from domain.limits import (
     BATCH_ERRORS_MAX,
     CUSTOM_ID_CHARACTERS_MAX,
 )
-from domain.stored import StoredModel
+from domain.log.stored import StoredModel
 
 CHAT_INSTEAD = {"/v1/responses": "input", "/v1/completions": "prompt"}
 """OpenAI's other endpoints that answer texts, and the field of theirs that messages take the place

@@ -21,7 +21,7 @@ from domain.catalog import (
 )
 from domain.errors import InvalidRequest
 from domain.inputs.body import Body, read_body, refused, said
-from domain.stored import Exact, StoredModel, exact
+from domain.log.stored import Exact, StoredModel, exact
 
 EPOCHS_DEFAULT, EPOCHS_MAX = 1, 10
 BATCH_SIZE_DEFAULT, BATCH_SIZE_MAX = 8, 64

@@ -18,7 +18,7 @@ from domain.inputs.jsonl import Line, LineSplitter
 from domain.inputs.token_estimate import CharacterCounts
 from domain.inputs.training_row import ChatRow, Message, PreferenceRow, TrainingRow, read_row
 from domain.limits import TRAINING_LINE_BYTES_MAX
-from domain.stored import StoredModel
+from domain.log.stored import StoredModel
 
 FileRole = Literal["training file", "validation file"]
 

@@ -14,10 +14,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from domain.aggregate import Aggregate, Envelope, event
 from domain.errors import LimitExceeded, SlotsFull
 from domain.limits import MODELS_PER_ACCOUNT_MAX, SLOT_RETRY_SECONDS
-from domain.stored import StoredModel
+from domain.log.aggregate import Aggregate, Envelope, event
+from domain.log.stored import StoredModel
 
 
 class AccountLimits(StoredModel):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from datetime import date, datetime
 from typing import Literal
 
-from domain.aggregate import Aggregate, Envelope, event
+from domain.log.aggregate import Aggregate, Envelope, event
 
 HoldState = Literal["placed", "captured", "released", "expired"]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from datetime import date, datetime, time, timedelta
 from typing import ClassVar
 
-from domain.aggregate import Aggregate, Envelope, event
 from domain.errors import InvalidApiKey, InvalidRequest, LimitExceeded
 from domain.ledger.money import NANO_USD_PER_USD, usd_number, usd_text
 from domain.limits import KEY_DAILY_SPEND_USD_MAX, KEY_TOTAL_SPEND_USD_MAX
-from domain.stored import StoredModel
+from domain.log.aggregate import Aggregate, Envelope, event
+from domain.log.stored import StoredModel
 
 
 class SpendLimits(StoredModel):

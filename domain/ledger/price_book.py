@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from domain.aggregate import Aggregate, Envelope, event
 from domain.errors import InvalidRequest
 from domain.ledger.prices import PriceList
+from domain.log.aggregate import Aggregate, Envelope, event
 
 
 class PriceBook(Aggregate, topic="gridline.price_book"):

@@ -18,7 +18,7 @@ from domain.errors import InvalidRequest
 from domain.ledger import money
 from domain.ledger.receipt import ReceiptLine
 from domain.limits import MINIMUM_FROM_PERCENT
-from domain.stored import TokenUsage
+from domain.log.stored import TokenUsage
 
 _LIST_FIELDS = {
     "training_usd_per_mtok": "training_nano_usd_per_mtok",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from domain.ledger import money
-from domain.stored import StoredModel
+from domain.log.stored import StoredModel
 
 FaultSide = Literal["customer", "platform"]
 DecidedBy = Literal["tokens", "minimum", "maximum"]

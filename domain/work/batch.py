@@ -22,15 +22,15 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import ClassVar, Literal
 
-from domain.aggregate import Aggregate, Envelope, event
+from domain.assets.fine_tuned_model import StoredAdapter
 from domain.catalog import Endpoint
 from domain.errors import InvalidState
-from domain.fine_tuned_model import StoredAdapter
 from domain.inputs.batch_file import ChunkPlan
 from domain.inputs.batch_line import LineError
 from domain.ledger.receipt import Receipt
 from domain.limits import MINIMUM_FROM_PERCENT, CompletionWindow
-from domain.stored import Attempt, StoredModel, StoredObject, TokenUsage
+from domain.log.aggregate import Aggregate, Envelope, event
+from domain.log.stored import Attempt, StoredModel, StoredObject, TokenUsage
 from domain.work.quote import BatchQuote
 
 BatchStatus = Literal[

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from domain.result_line import error_body, no_response_line, response_line
+from domain.inputs.result_line import error_body, no_response_line, response_line
 
 NeverRan = Literal["batch_cancelled", "batch_expired"]
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import ClassVar, Literal
 
-from domain.aggregate import Aggregate, Envelope, event
 from domain.catalog import AdapterMethod, TrainingMethod
 from domain.errors import InvalidState
 from domain.inputs.hyperparameters import Hyperparameters
 from domain.ledger.receipt import FaultSide, Receipt
-from domain.stored import Attempt, Exact, StoredModel, StoredObject
+from domain.log.aggregate import Aggregate, Envelope, event
+from domain.log.stored import Attempt, Exact, StoredModel, StoredObject
 from domain.work.quote import FineTuneQuote
 
 JobStatus = Literal["validating_files", "queued", "running", "succeeded", "failed", "cancelled"]

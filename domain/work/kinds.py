@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from domain.aggregate import Aggregate
 from domain.ids import BATCH, JOB
-from domain.stored import Attempt
-from domain.unit_of_work import UnitOfWork
+from domain.log.aggregate import Aggregate
+from domain.log.stored import Attempt
+from domain.log.unit_of_work import UnitOfWork
 from domain.work.batch import Batch
 from domain.work.fine_tuning_job import FineTuningJob
 

@@ -25,7 +25,7 @@ from domain.limits import (
     TRAINING_FILE_BYTES_MAX,
     TRAINING_ROWS_MIN,
 )
-from domain.stored import StoredModel, TokenUsage
+from domain.log.stored import StoredModel, TokenUsage
 
 EVAL_PASSES = 2
 """Before and after training."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from domain.stored import Attempt
+from domain.log.stored import Attempt
 
 Queue = tuple[str, str]
 """A kind of work and the account whose it is."""

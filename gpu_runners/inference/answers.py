@@ -1,7 +1,7 @@
 """The part of an answer's body that the engine made, as text: chat choices, or embeddings' data.
 
 The engine child writes it, so that the runner's parent passes it on and never reads it. It must
-come out as `domain/result_line.py` writes the rest of the line.
+come out as `domain/inputs/result_line.py` writes the rest of the line.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from domain.inputs.requests.embeddings_body import EncodingFormat
-from domain.result_line import line_text
+from domain.inputs.result_line import line_text
 from gpu_runners.child_pipes import pack_vector, unpack_vector
 from gpu_runners.inference.engine import Choice
 

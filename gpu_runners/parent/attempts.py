@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import structlog
 
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from domain.messages import (
     Attempt,
     AttemptFailed,

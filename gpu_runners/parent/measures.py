@@ -1,7 +1,7 @@
 """What a runner counts for Prometheus; `docs/metrics.md` lists it for operators.
 
-The runner's parts count where things happen; `adapters/metrics.py` serves it. Labels name kinds and
-bases of the catalog, never an account, a key or a piece of work.
+The runner's parts count where things happen; `adapters/process/metrics.py` serves it. Labels
+name kinds and bases of the catalog, never an account, a key or a piece of work.
 """
 
 from __future__ import annotations

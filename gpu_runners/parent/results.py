@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from domain.inputs.result_line import error_body, line_id, response_line
 from domain.messages import Attempt
-from domain.result_line import error_body, line_id, response_line
 from gpu_runners.parent.chunk_input import RequestLine
 
 # No string can hold these: a quote inside one has a backslash before it.

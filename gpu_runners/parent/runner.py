@@ -16,7 +16,7 @@ from typing import Any, Self
 import structlog
 from pydantic import ValidationError
 
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from domain.messages import (
     PROGRESS_TOPIC,
     RUNNERS_TOPIC,

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from domain.catalog import CATALOG
 from gpu_runners.parent import measures
 from gpu_runners.parent.child import Child

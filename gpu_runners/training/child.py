@@ -23,7 +23,7 @@ import torch
 from pydantic import TypeAdapter
 from transformers.utils import logging as transformers_logging
 
-from adapters.telemetry import configure_logging
+from adapters.process.telemetry import configure_logging
 from domain.catalog import base_model
 from domain.errors import GridlineError
 from domain.messages import TrainProgress, TrainTask

@@ -16,7 +16,7 @@ from domain.catalog import Endpoint
 from domain.inputs.batch_line import LineError
 from domain.ledger.receipt import Receipt
 from domain.limits import CompletionWindow
-from domain.stored import TokenUsage
+from domain.log.stored import TokenUsage
 from domain.work.batch import BatchStatus, Ending
 from domain.work.quote import BatchQuote
 from projections.paging import Page, bounds, page

@@ -10,7 +10,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from domain.file import Purpose
+from domain.assets.file import Purpose
 from domain.inputs.training_file import TrainingFacts
 from projections.paging import Order, Page, bounds, page
 from projections.projection import Statement

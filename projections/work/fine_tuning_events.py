@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from psycopg.types.json import Jsonb
 
-from domain.stored import number
+from domain.log.stored import number
 from projections.paging import Page, bounds, page
 from projections.projection import Statement
 from projections.read_model import Connection, ReadModel

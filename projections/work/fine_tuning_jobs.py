@@ -13,7 +13,7 @@ from typing import Any, Literal
 from psycopg.types.json import Jsonb
 
 from domain.ledger.receipt import FaultSide, Receipt
-from domain.stored import number
+from domain.log.stored import number
 from domain.work.fine_tuning_job import (
     JobSettings,
     JobStatus,

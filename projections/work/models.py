@@ -8,7 +8,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from domain.stored import StoredObject
+from domain.log.stored import StoredObject
 from projections.projection import Statement
 from projections.read_model import Connection, ReadModel
 

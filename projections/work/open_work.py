@@ -13,7 +13,7 @@ from typing import Any
 
 from domain.ids import BATCH, JOB
 from domain.limits import WAITING_SECONDS_MAX
-from domain.stored import Attempt
+from domain.log.stored import Attempt
 from domain.work.batch import STOP_WITHIN
 from domain.work.kinds import KINDS
 from domain.work.scheduling import AssignedWork, StartableWork, WaitingWork

@@ -24,7 +24,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from adapters.bootstrap import ControlPlane, control_plane
 from adapters.embedded.postgres import Postgres
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from api.__main__ import server_config
 from api.app import create_app
 from api.control import Api
@@ -34,7 +34,7 @@ from domain.commands.prices import PublishPrices, publish_prices
 from domain.ledger.account import AccountLimits
 from domain.ledger.money import nano_usd
 from domain.ledger.prices import PriceList
-from domain.unit_of_work import CommandContext
+from domain.log.unit_of_work import CommandContext
 from tests.acceptance import strict
 from tests.conftest import cloned_database
 

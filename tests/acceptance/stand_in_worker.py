@@ -27,6 +27,7 @@ from domain.commands.work import (
     start_work,
 )
 from domain.inputs.batch_file import ChunkPlan
+from domain.log.stored import Attempt, StoredObject
 from domain.messages import (
     CHUNK_ERRORS,
     CHUNK_OUTPUT,
@@ -40,7 +41,6 @@ from domain.messages import (
     TrainFinished,
     TrainProgress,
 )
-from domain.stored import Attempt, StoredObject
 from projections.follower import Follower
 from projections.registry import FOLLOWING
 from tests.acceptance.conftest import Served

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from api.http.file_checks import Asked, FileChecks
+from api.file_checks import Asked, FileChecks
 from domain.errors import InvalidFile, RateLimited
 from domain.limits import FILES_READ_AT_ONCE
 from tests.acceptance.conftest import Served

@@ -17,7 +17,7 @@ import httpx2
 
 from adapters.bootstrap import control_plane
 from adapters.embedded.process import free_port
-from adapters.settings import Settings, process_environment
+from adapters.process.settings import Settings, process_environment
 from tests.acceptance.conftest import RunningApi
 from tests.conftest import Database
 

@@ -25,13 +25,13 @@ from openai import OpenAI
 
 from adapters.audit import verify as audit
 from adapters.embedded.postgres import Postgres
+from adapters.event_log.aggregates import AGGREGATES
 from adapters.event_log.event_store import decode, fold
 from adapters.event_log.postgres import connect
 from adapters.operators.actions import OpenedAccount, open_operator
-from adapters.settings import Settings
-from domain.aggregate import Aggregate
-from domain.aggregates import AGGREGATES
+from adapters.process.settings import Settings
 from domain.ledger.account import Account, AccountLimits
+from domain.log.aggregate import Aggregate
 from domain.messages import Heartbeat
 from projections.direct import heartbeats
 

@@ -17,7 +17,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from adapters import kafka
 from adapters.embedded.process import free_port
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from domain.messages import PROGRESS_TOPIC, ChunkProgress
 from tests.conftest import KAFKA_HOME, Database, _kafka, kafka_port
 from tests.integration.worker_rig import (

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from gpu_runners.child_pipes import pack_vector, unpack_vector
 from gpu_runners.parent.slots import EngineSlot, engine_command
 from gpu_runners.weights.store import Weights

@@ -23,7 +23,7 @@ from adapters.kafka import (
     runner_consumer,
     work_topic,
 )
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from domain.messages import PROGRESS_TOPIC, RUNNERS_TOPIC
 from domain.ports import Consumer, Record
 

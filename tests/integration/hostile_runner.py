@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.objects import DiskObjects
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from domain.limits import MIB
 from domain.messages import (
     PROGRESS_TOPIC,

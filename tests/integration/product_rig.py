@@ -31,6 +31,8 @@ from domain.inputs.training_file import TrainingFacts
 from domain.ledger.account import AccountLimits
 from domain.ledger.money import nano_usd
 from domain.ledger.prices import PriceList
+from domain.log.stored import Attempt, StoredObject, TokenUsage
+from domain.log.unit_of_work import A, CommandContext
 from domain.messages import (
     ChunkFinished,
     ModelUsage,
@@ -41,8 +43,6 @@ from domain.messages import (
     TrainFinished,
     TrainProgress,
 )
-from domain.stored import Attempt, StoredObject, TokenUsage
-from domain.unit_of_work import A, CommandContext
 from domain.work.quote import BatchQuote
 from projections.follower import Follower
 from projections.registry import FOLLOWING, INLINE

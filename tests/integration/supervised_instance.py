@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adapters.embedded.process import CannotStart
 from adapters.embedded.supervisor import Supervisor
-from adapters.settings import Settings, process_environment
+from adapters.process.settings import Settings, process_environment
 
 API = """
 import http.server, json, os, signal, socket

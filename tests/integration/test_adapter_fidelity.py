@@ -22,7 +22,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from domain.messages import AdapterRef, ObjectRef
 from gpu_runners.inference.answer_text import EntryWriter
 from gpu_runners.parent.adapter_cache import FILES

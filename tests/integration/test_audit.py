@@ -25,10 +25,10 @@ from adapters.event_log.event_store import EventStore, decode
 from adapters.event_log.postgres import Connection, connect
 from adapters.event_log.writer import Writer
 from adapters.objects import DiskObjects
-from domain.aggregate import Aggregate
 from domain.commands import keys as key_commands
 from domain.ledger.key_spend import SpendLimits
 from domain.ledger.money import nano_usd
+from domain.log.aggregate import Aggregate
 from projections.follower import Follower
 from projections.registry import FOLLOWING, INLINE
 from tests.conftest import Database, cloned_database

@@ -20,7 +20,7 @@ from psycopg import sql
 
 from adapters.embedded.postgres import Postgres
 from adapters.kafka import ensure_topics
-from adapters.settings import Settings, process_environment
+from adapters.process.settings import Settings, process_environment
 from tests.conftest import Database
 
 SECONDS_MAX = 30

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from adapters.bootstrap import control_plane
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from domain.errors import Overloaded
 from tests.conftest import Database
 

@@ -17,15 +17,16 @@ from adapters.worker.dispatcher import ASSIGNS_MAX, BEATS_BEFORE_REPEAT, Dispatc
 from adapters.worker.fleet import Fleet
 from adapters.worker.watchdogs import Sweep
 from domain import messages
+from domain.assets.fine_tuned_model import FineTunedModel
 from domain.commands import batches, files
 from domain.commands import models as model_commands
 from domain.commands import prices as price_commands
 from domain.commands import work as work_commands
-from domain.fine_tuned_model import FineTunedModel
 from domain.ids import derived_file_id, fine_tuned_model_name, step_metrics_file_id
 from domain.inputs.batch_line import LineError
 from domain.ledger.account import Account
 from domain.ledger.key_spend import KeySpend
+from domain.log.stored import Attempt
 from domain.messages import (
     ChunkFinished,
     ChunkProgress,
@@ -35,7 +36,6 @@ from domain.messages import (
     Started,
 )
 from domain.ports import ObjectMissing
-from domain.stored import Attempt
 from domain.work.batch import STOP_WITHIN, Batch
 from domain.work.scheduling import AssignedWork
 from projections.registry import INLINE

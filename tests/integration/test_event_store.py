@@ -25,8 +25,8 @@ from adapters.event_log.event_store import (
 )
 from adapters.event_log.memory_store import MemoryWriter
 from adapters.event_log.postgres import UnsafeDatabase, connect
-from domain.aggregate import Aggregate, Envelope
-from domain.unit_of_work import PersonalRow
+from domain.log.aggregate import Aggregate, Envelope
+from domain.log.unit_of_work import PersonalRow
 from projections.projection import Statement
 from tests.conftest import Database
 from tests.counter import (

@@ -11,7 +11,7 @@ import pytest
 from adapters.event_log.event_store import EventStore, decode
 from adapters.event_log.postgres import Connection, connect
 from adapters.event_log.writer import Writer
-from domain.aggregate import Aggregate
+from domain.log.aggregate import Aggregate
 from projections.follower import Follower
 from projections.projection import Projection, Statement
 from tests.conftest import Database

@@ -14,7 +14,7 @@ import pytest
 from adapters.event_log.postgres import connect
 from adapters.operators.actions import open_operator
 from adapters.operators.cli import main
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from projections.money import keys
 from tests.conftest import Database
 

@@ -16,8 +16,7 @@ from eventsourcing.utils import get_topic
 from psycopg import sql
 
 import domain
-from domain.aggregate import Aggregate
-from domain.aggregates import AGGREGATES
+from adapters.event_log.aggregates import AGGREGATES
 from domain.commands import batches as batch_commands
 from domain.commands import files as file_commands
 from domain.commands import keys as key_commands
@@ -27,6 +26,7 @@ from domain.commands import work as work_commands
 from domain.errors import InvalidRequest
 from domain.ledger.key_spend import SpendLimits
 from domain.ledger.money import nano_usd
+from domain.log.aggregate import Aggregate
 from domain.messages import AttemptFailed, ChunkProgress, Heartbeat, Started
 from projections.direct import fingerprints, heartbeats
 from projections.money import accounts, holds, keys, prices, receipts, statements

@@ -16,6 +16,7 @@ from domain import messages
 from domain.commands import batches, work
 from domain.commands.attempts.trainings import OWN_OBJECTS
 from domain.ids import derived_file_id, fine_tuned_model_name
+from domain.log.stored import Attempt
 from domain.messages import (
     AttemptFailed,
     ChunkFinished,
@@ -26,7 +27,6 @@ from domain.messages import (
     TrainFinished,
 )
 from domain.ports import Record
-from domain.stored import Attempt
 from domain.work.batch import CHUNK_FAILURES_MAX, Batch
 from domain.work.fine_tuning_job import FineTuningJob
 from projections.work import models

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from adapters.operators.actions import Operator, shipped_prices
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from adapters.worker import watchdogs
 from adapters.worker.watchdogs import UNKNOWN_OBJECT_SECONDS, Sweep
 from domain.ids import derived_file_id

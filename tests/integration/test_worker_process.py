@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from adapters.embedded.process import free_port
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from tests.conftest import Database
 from tests.integration.worker_rig import WAIT_SECONDS_MAX, Rig, chat_lines, eventually
 from tests.integration.worker_rig import running_worker as running_rig

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from adapters import kafka
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from domain.catalog import CATALOG
 from domain.messages import Assign, Revoke, Started, TrainProgress
 from gpu_runners.parent.runner import Runner

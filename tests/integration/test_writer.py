@@ -26,7 +26,7 @@ from domain.errors import (
     NotFound,
     Overloaded,
 )
-from domain.unit_of_work import CommandWriter, PersonalRow, UnitOfWork
+from domain.log.unit_of_work import CommandWriter, PersonalRow, UnitOfWork
 from tests.conftest import Database
 from tests.counter import (
     CONTEXT,

@@ -19,9 +19,10 @@ from aiokafka.errors import KafkaError
 from adapters import kafka
 from adapters.bootstrap import ControlPlane, worker_plane
 from adapters.operators.actions import OpenedAccount, Operator, shipped_prices
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from adapters.worker.loops import Loops
 from adapters.worker.worker import Worker
+from domain.assets.file import File, Purpose
 from domain.catalog import CATALOG, CPU
 from domain.commands.batches import CancelBatch, cancel_batch
 from domain.commands.create_batch import CreateBatch, create_batch
@@ -29,12 +30,12 @@ from domain.commands.create_fine_tuning_job import CreateFineTuningJob, create_f
 from domain.commands.files import StoreFile, store_file
 from domain.commands.fine_tuning import CancelFineTuningJob, cancel_fine_tuning_job
 from domain.commands.idempotency import Origin
-from domain.file import File, Purpose
 from domain.ids import FILE, derived_file_id
 from domain.inputs.batch_create import parse_batch_create
 from domain.inputs.job_create import parse_fine_tuning_create
 from domain.inputs.training_file import TrainingFacts, TrainingFileCheck
 from domain.ledger.account import Account, AccountLimits
+from domain.log.unit_of_work import CommandContext, UnitOfWork
 from domain.messages import (
     PROGRESS_TOPIC,
     RUNNERS_TOPIC,
@@ -52,7 +53,6 @@ from domain.messages import (
     Revoke,
 )
 from domain.ports import Consumer, ObjectMissing, Producer, Record
-from domain.unit_of_work import CommandContext, UnitOfWork
 from domain.work.batch import Batch
 from domain.work.fine_tuning_job import FineTuningJob
 from tests.conftest import Database

@@ -13,11 +13,11 @@ from datetime import datetime
 from fractions import Fraction
 from math import ceil
 
-from domain.aggregate import Aggregate
 from domain.ledger.account import Account
 from domain.ledger.credit_hold import CreditHold
 from domain.ledger.key_spend import KeySpend
 from domain.ledger.prices import PriceList
+from domain.log.aggregate import Aggregate
 from domain.work.batch import Batch
 from domain.work.fine_tuning_job import FineTuningJob
 

@@ -37,7 +37,8 @@ from adapters.event_log.memory_store import MemoryWriter
 from adapters.event_log.postgres import Connection, connect
 from adapters.event_log.writer import Writer
 from domain import messages
-from domain.aggregate import Aggregate
+from domain.assets.file import File
+from domain.assets.fine_tuned_model import FineTunedModel, StoredAdapter
 from domain.commands import accounts, batches, files, fine_tuning, work
 from domain.commands import keys as key_commands
 from domain.commands import models as model_commands
@@ -54,8 +55,6 @@ from domain.errors import (
     LimitExceeded,
     NotFound,
 )
-from domain.file import File
-from domain.fine_tuned_model import FineTunedModel, StoredAdapter
 from domain.ids import BATCH, PRICE_BOOK_ID, fine_tuned_model_name, hold_id
 from domain.inputs.batch_create import parse_batch_create
 from domain.inputs.job_create import parse_fine_tuning_create
@@ -65,6 +64,9 @@ from domain.ledger.credit_hold import CreditHold
 from domain.ledger.key_spend import KeySpend, SpendLimits
 from domain.ledger.price_book import PriceBook
 from domain.ledger.prices import PriceList
+from domain.log.aggregate import Aggregate
+from domain.log.stored import Attempt, StoredObject
+from domain.log.unit_of_work import CommandContext
 from domain.messages import (
     CHUNK_ERRORS,
     CHUNK_OUTPUT,
@@ -78,8 +80,6 @@ from domain.messages import (
     TrainFinished,
     TrainProgress,
 )
-from domain.stored import Attempt, StoredObject
-from domain.unit_of_work import CommandContext
 from domain.work.batch import Batch
 from domain.work.fine_tuning_job import FineTuningJob
 from projections.follower import Follower

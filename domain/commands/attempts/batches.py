@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from domain.fine_tuned_model import StoredAdapter
+from domain.assets.fine_tuned_model import StoredAdapter
+from domain.log.stored import Attempt, StoredObject, TokenUsage
+from domain.log.unit_of_work import UnitOfWork
 from domain.messages import (
     CHUNK_ERRORS,
     CHUNK_OUTPUT,
@@ -23,8 +25,6 @@ from domain.messages import (
     Report,
     Task,
 )
-from domain.stored import Attempt, StoredObject, TokenUsage
-from domain.unit_of_work import UnitOfWork
 from domain.work.batch import Batch, ChunkResult
 
 FAILED = "engine_failed"

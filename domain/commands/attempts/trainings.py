@@ -14,6 +14,8 @@ from datetime import timedelta
 from domain.commands.fine_tuning import end_failed, lose_runner, succeed
 from domain.inputs.hyperparameters import Hyperparameters
 from domain.limits import ADAPTER_BYTES_MAX
+from domain.log.stored import Attempt, StoredObject, exact, exact_or_none
+from domain.log.unit_of_work import UnitOfWork
 from domain.messages import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -28,8 +30,6 @@ from domain.messages import (
     TrainProgress,
     TrainTask,
 )
-from domain.stored import Attempt, StoredObject, exact, exact_or_none
-from domain.unit_of_work import UnitOfWork
 from domain.work.fine_tuning_job import FineTuningJob, TrainingResult
 
 FAILURE_CHARACTERS_MAX = 1_000

@@ -6,12 +6,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from adapters.event_log import snapshots
+from adapters.event_log.aggregates import AGGREGATES
 from adapters.event_log.command_unit import AggregateCache
-from domain.aggregate import Aggregate, Envelope
-from domain.aggregates import AGGREGATES
-from domain.file import File
-from domain.idempotent_request import IdempotentRequest
-from domain.stored import StoredObject
+from domain.assets.file import File
+from domain.log.aggregate import Aggregate, Envelope
+from domain.log.idempotent_request import IdempotentRequest
+from domain.log.stored import StoredObject
 
 BOUNDED = {
     "gridline.credit_hold": "two events",

@@ -10,7 +10,7 @@ from adapters.worker.dispatcher import Dispatcher
 from adapters.worker.fleet import Fleet
 from domain import messages
 from domain.catalog import CPU
-from domain.stored import Attempt
+from domain.log.stored import Attempt
 from domain.work.scheduling import AssignedWork
 from tests.fakes import FakeBroker
 

@@ -8,8 +8,8 @@ import pytest
 
 from adapters.worker.fleet import Fleet
 from domain import messages
+from domain.log.stored import Attempt
 from domain.messages import Heartbeat
-from domain.stored import Attempt
 from domain.work.scheduling import AssignedWork
 
 LEASE = 30.0

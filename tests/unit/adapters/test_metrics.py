@@ -6,8 +6,8 @@ import httpx2
 import pytest
 
 from adapters.embedded.process import free_port
-from adapters.metrics import serve_metrics
-from adapters.settings import Settings, Unusable
+from adapters.process.metrics import serve_metrics
+from adapters.process.settings import Settings, Unusable
 
 
 def test_metrics_and_health_are_answered_as_the_parts_are() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from pydantic import ValidationError
 
-from adapters.settings import Settings, Unusable
+from adapters.process.settings import Settings, Unusable
 
 WRONG = [
     ("DATABASE_URL", "mysql://gridline:SECRET@db/gridline", "postgresql://role:password@host"),

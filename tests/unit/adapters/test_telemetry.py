@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import structlog
 
-from adapters.settings import Unusable
-from adapters.telemetry import configure_logging
+from adapters.process.settings import Unusable
+from adapters.process.telemetry import configure_logging
 from domain.errors import InvalidRequest
 
 

@@ -27,8 +27,8 @@ from domain.inputs.training_file import TrainingFacts
 from domain.ledger.account import Account, AccountLimits
 from domain.ledger.prices import PriceList
 from domain.limits import MODELS_PER_ACCOUNT_MAX
-from domain.stored import StoredObject
-from domain.unit_of_work import CommandContext, Handler
+from domain.log.stored import StoredObject
+from domain.log.unit_of_work import CommandContext, Handler
 from domain.work.fine_tuning_job import FineTuningJob
 from tests.fakes import FakeClock
 

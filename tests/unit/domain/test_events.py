@@ -27,7 +27,7 @@ import domain
 from adapters.event_log.event_store import decode, stored
 from adapters.event_log.upcasters import UPCASTERS
 from domain import messages
-from domain.aggregate import Aggregate, Envelope
+from domain.log.aggregate import Aggregate, Envelope
 
 FOLDER = Path(__file__).parent / "events"
 HEX = "0123456789abcdef0123456789abcdef"

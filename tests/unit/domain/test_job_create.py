@@ -12,7 +12,7 @@ from domain.catalog import CATALOG
 from domain.errors import InvalidRequest
 from domain.inputs.hyperparameters import Hyperparameters
 from domain.inputs.job_create import FineTuneCreate, parse_fine_tuning_create
-from domain.stored import exact
+from domain.log.stored import exact
 from tests.unit.case_files import case_bytes, case_names
 
 BARE = {"model": "qwen2.5-0.5b-instruct", "training_file": "file-1"}

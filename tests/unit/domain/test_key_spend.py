@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from domain.aggregate import Envelope
 from domain.errors import InvalidRequest, LimitExceeded
 from domain.ledger.key_spend import KeySpend, SpendLimits
 from domain.ledger.money import nano_usd
+from domain.log.aggregate import Envelope
 
 NOON = datetime(2027, 3, 4, 12, 0, tzinfo=UTC)
 

@@ -15,7 +15,6 @@ from adapters.audit.book import Book
 from adapters.audit.work_kinds import AUDITED, AuditedKind
 from adapters.event_log.memory_store import MemoryWriter
 from domain import messages
-from domain.aggregate import Aggregate, Envelope, event
 from domain.commands import accounts
 from domain.commands import keys as key_commands
 from domain.commands.settlement import HoldTerms, capture_hold, place_hold
@@ -33,8 +32,9 @@ from domain.commands.work import (
     start_work,
 )
 from domain.ledger.account import Account, AccountLimits
-from domain.stored import Attempt
-from domain.unit_of_work import CommandContext, Handler, UnitOfWork
+from domain.log.aggregate import Aggregate, Envelope, event
+from domain.log.stored import Attempt
+from domain.log.unit_of_work import CommandContext, Handler, UnitOfWork
 from domain.work.kinds import KINDS, Kind, kind_of
 from gpu_runners.parent.works import TASK_RUNS
 from projections.money import receipts

@@ -16,7 +16,7 @@ from domain.catalog import CATALOG
 from domain.ledger.money import NANO_USD_PER_USD, nano_usd
 from domain.ledger.prices import PriceList, batch_lines, training_lines
 from domain.ledger.receipt import End, Receipt, ReceiptLine, Terms, charge_of, settle
-from domain.stored import TokenUsage
+from domain.log.stored import TokenUsage
 
 SHIPPED = (Path(domain.__file__).parent / "ledger" / "prices.json").read_text()
 PRICES = PriceList.from_json(SHIPPED)

@@ -19,7 +19,7 @@ from domain.inputs.training_file import TrainingFacts
 from domain.ledger.money import nano_usd
 from domain.ledger.prices import PriceList, training_lines
 from domain.ledger.receipt import charge_of
-from domain.stored import TokenUsage
+from domain.log.stored import TokenUsage
 from domain.work.quote import FineTuneQuote, JobInput, hold_out_rows, quote_batch, quote_fine_tune
 
 PRICES = PriceList.from_json((Path(domain.__file__).parent / "ledger" / "prices.json").read_text())

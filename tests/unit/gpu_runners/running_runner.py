@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from adapters.settings import Settings
+from adapters.process.settings import Settings
 from domain.messages import (
     PROGRESS_TOPIC,
     RUNNERS_TOPIC,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.telemetry import speak_through_logging
+from adapters.process.telemetry import speak_through_logging
 from domain.catalog import CATALOG
 from domain.errors import NotFound
 from gpu_runners.weights.store import FoundWeights, Weights, WeightsUnavailable

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from domain.assets.file import File
+from domain.assets.fine_tuned_model import FineTunedModel
 from domain.commands import batches, work
 from domain.commands import models as model_commands
 from domain.commands import prices as price_commands
 from domain.errors import InvalidState, NotFound
-from domain.file import File
-from domain.fine_tuned_model import FineTunedModel
 from domain.ids import derived_file_id, fine_tuned_model_name, hold_id
 from domain.inputs.batch_line import LineError
 from domain.ledger.account import Account
@@ -21,8 +21,8 @@ from domain.ledger.key_spend import KeySpend
 from domain.ledger.money import nano_usd
 from domain.ledger.prices import PriceList
 from domain.ledger.receipt import Receipt
+from domain.log.stored import Attempt
 from domain.messages import AttemptFailed, ChunkFinished, ChunkProgress, ModelUsage
-from domain.stored import Attempt
 from domain.work.batch import CHUNK_FAILURES_MAX, CHUNK_LOSSES_MAX, STOP_WITHIN, Batch
 from tests.integration.product_rig import (
     BASE,

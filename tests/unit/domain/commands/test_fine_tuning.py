@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
+from domain.assets.file import File
+from domain.assets.fine_tuned_model import FineTunedModel
 from domain.commands import prices as price_commands
 from domain.commands import work
 from domain.commands.fine_tuning import CancelFineTuningJob, cancel_fine_tuning_job
 from domain.errors import InvalidState, NotFound
-from domain.file import File
-from domain.fine_tuned_model import FineTunedModel
 from domain.ids import fine_tuned_model_name, hold_id
 from domain.ledger.account import Account
 from domain.ledger.credit_hold import CreditHold
 from domain.ledger.key_spend import KeySpend
 from domain.ledger.money import nano_usd
+from domain.log.stored import Attempt
 from domain.messages import AttemptFailed, Started, TrainCancelled, TrainProgress
-from domain.stored import Attempt
 from domain.work.fine_tuning_job import STARTS_MAX, FineTuningJob
 from domain.work.job_errors import SIDES
 from tests.integration.product_rig import BASE, PRICES, MemoryStory, train_finished

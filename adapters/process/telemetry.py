@@ -16,7 +16,7 @@ from types import TracebackType
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from adapters.settings import Unusable
+from adapters.process.settings import Unusable
 
 QUIETER = {"aiokafka": logging.CRITICAL, "asyncio": logging.WARNING, "uvicorn": logging.WARNING}
 """Libraries that say too much: aiokafka reports each lost connection as an error, many a second

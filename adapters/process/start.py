@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 
 from adapters.objects import open_store
-from adapters.settings import Settings, Unusable, process_environment
-from adapters.telemetry import configure_logging
+from adapters.process.settings import Settings, Unusable, process_environment
+from adapters.process.telemetry import configure_logging
 from domain.errors import StoreAway
 from domain.ports import Objects
 

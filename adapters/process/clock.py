@@ -9,7 +9,7 @@ import secrets
 from datetime import UTC, datetime
 from pathlib import Path
 
-from adapters.settings import Settings, Unusable
+from adapters.process.settings import Settings, Unusable
 from domain.ports import Clock
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from domain.aggregate import Aggregate, Envelope, event
 from domain.errors import NotFound
-from domain.stored import StoredModel, StoredObject
+from domain.log.aggregate import Aggregate, Envelope, event
+from domain.log.stored import StoredModel, StoredObject
 
 
 class StoredAdapter(StoredModel):

@@ -3,14 +3,14 @@ it is known by its topic; one that a process did not know would stop whatever fo
 
 from __future__ import annotations
 
-from domain.aggregate import Aggregate
-from domain.file import File
-from domain.fine_tuned_model import FineTunedModel
-from domain.idempotent_request import IdempotentRequest
+from domain.assets.file import File
+from domain.assets.fine_tuned_model import FineTunedModel
 from domain.ledger.account import Account
 from domain.ledger.credit_hold import CreditHold
 from domain.ledger.key_spend import KeySpend
 from domain.ledger.price_book import PriceBook
+from domain.log.aggregate import Aggregate
+from domain.log.idempotent_request import IdempotentRequest
 from domain.work.batch import Batch
 from domain.work.fine_tuning_job import FineTuningJob
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
-from domain.aggregate import Aggregate, Envelope
+from domain.log.aggregate import Aggregate, Envelope
 
 A = TypeVar("A", bound=Aggregate)
 C = TypeVar("C")

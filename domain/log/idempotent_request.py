@@ -3,8 +3,8 @@ key admits it once."""
 
 from __future__ import annotations
 
-from domain.aggregate import Aggregate, Envelope, event
 from domain.errors import InvalidRequest
+from domain.log.aggregate import Aggregate, Envelope, event
 
 
 class IdempotentRequest(Aggregate, topic="gridline.idempotent_request"):

@@ -12,10 +12,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import ClassVar, Literal
 
-from domain.aggregate import Aggregate, Envelope, event
 from domain.errors import InvalidState, NotFound
 from domain.inputs.training_file import TrainingFacts
-from domain.stored import StoredObject
+from domain.log.aggregate import Aggregate, Envelope, event
+from domain.log.stored import StoredObject
 
 Purpose = Literal["fine-tune", "batch", "batch_output", "fine-tune-results"]
 DeletedBecause = Literal["asked", "expired"]
