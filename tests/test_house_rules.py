@@ -27,7 +27,7 @@ CODE = (*PRODUCT, "bench", "docs", "tests")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".sql", ".json", ".yaml", ".yml", ".sh", ".mjs", ".cjs"}
 TEXT_NAMES = {"Makefile", "run", "LICENSE", ".gitignore"}
 NOT_OURS = {".git", ".venv", ".venv-vllm", ".gridline", "node_modules", "cases", "__pycache__"}
-FUNCTION_LINES_MAX = 70
+FUNCTION_LINES_MAX = 50
 NINE_OF_TEN_LINES_MAX = 18
 NAMELESS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "tools", "stuff"}
 

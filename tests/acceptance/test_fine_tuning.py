@@ -180,7 +180,6 @@ def test_a_succeeded_job_has_a_model_a_checkpoint_and_an_adapter(served: Served)
     assert checkpoint.metrics.full_valid_loss == 1.25
     assert any(event.type == "metrics" for event in client.fine_tuning.jobs.list_events(job.id))
     assert name in [model.id for model in client.models.list()]
-    escaped = name.replace(":", "%3A")
     with served.http() as http:
         receipt = http.get(f"/openai/v1/gridline/receipts/{job.id}").json()
         assert receipt["charge_usd"] == "0.05"
@@ -188,7 +187,22 @@ def test_a_succeeded_job_has_a_model_a_checkpoint_and_an_adapter(served: Served)
         assert receipt["charge"]["lines"][0]["tokens"] == 600
         account = http.get("/openai/v1/gridline/credits").json()
         assert (account["available_usd"], account["held_usd"]) == ("24.95", "0.00")
-        for form in (name, escaped):
+
+
+def model_of(served: Served) -> tuple[str, str]:
+    """The id of a job that succeeded, and the name of its model."""
+    client = served.openai()
+    job = client.fine_tuning.jobs.create(model=BASE, training_file=_file(client))
+    succeed_training(served, job.id)
+    name = client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model
+    assert name is not None
+    return job.id, name
+
+
+def test_a_model_and_its_adapter_are_found_by_their_name_and_by_no_other(served: Served) -> None:
+    job_id, name = model_of(served)
+    with served.http() as http:
+        for form in (name, name.replace(":", "%3A")):
             assert http.get(f"/openai/v1/models/{form}").json()["id"] == name
             for file, data in (
                 ("adapter_config.json", CONFIG),
@@ -200,11 +214,11 @@ def test_a_succeeded_job_has_a_model_a_checkpoint_and_an_adapter(served: Served)
         for wrong in (
             f"models/{name.replace(':', '%253A')}",
             f"models/{name.upper()}",
-            f"models/{job.id}",
+            f"models/{job_id}",
             "models/ft:",
             f"gridline/adapters/{name}/files/adapter_model.bin",
             f"gridline/adapters/{name}/files/%2e%2e%2fadapter_config.json",
-            f"gridline/adapters/{job.id}/files/adapter_config.json",
+            f"gridline/adapters/{job_id}/files/adapter_config.json",
         ):
             answer = http.get(f"/openai/v1/{wrong}")
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
@@ -213,6 +227,11 @@ def test_a_succeeded_job_has_a_model_a_checkpoint_and_an_adapter(served: Served)
             f"/openai/v1/models/{name}", headers={"authorization": f"Bearer {other.key}"}
         )
         assert theirs.json() == http.get("/openai/v1/models/ft:").json()
+
+
+def test_a_deleted_model_is_gone_with_its_adapter_and_its_job_shows_it(served: Served) -> None:
+    client = served.openai()
+    job_id, name = model_of(served)
     assert client.models.delete(name).deleted
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve(name)
@@ -222,10 +241,11 @@ def test_a_succeeded_job_has_a_model_a_checkpoint_and_an_adapter(served: Served)
         gone = http.get(f"/openai/v1/gridline/adapters/{name}/files/adapter_config.json")
         assert gone.status_code == 404
         assert http.delete(
-            f"/openai/v1/models/{escaped}", headers={"x-stainless-retry-count": "1"}
+            f"/openai/v1/models/{name.replace(':', '%3A')}",
+            headers={"x-stainless-retry-count": "1"},
         ).json() == {"id": name, "object": "model", "deleted": True}
-    assert client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model is None
-    left = [key.split("/")[-1] for key in served.stored_objects() if job.id in key]
+    assert client.fine_tuning.jobs.retrieve(job_id).fine_tuned_model is None
+    left = [key.split("/")[-1] for key in served.stored_objects() if job_id in key]
     assert left == ["step_metrics.csv"]
 
 

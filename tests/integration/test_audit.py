@@ -8,7 +8,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,18 @@ from psycopg.conninfo import conninfo_to_dict
 
 from adapters.audit.verify import AuditReport, verify, with_objects
 from adapters.embedded.postgres import Postgres
-from adapters.event_log.event_store import EventStore, decode
+from adapters.event_log.event_store import decode
 from adapters.event_log.postgres import Connection, connect
-from adapters.event_log.writer import Writer
 from adapters.objects import DiskObjects
 from domain.commands import keys as key_commands
 from domain.ledger.key_spend import SpendLimits
 from domain.ledger.money import nano_usd
-from domain.log.aggregate import Aggregate
 from projections.follower import Follower
 from projections.registry import FOLLOWING, INLINE
 from tests.conftest import Database, cloned_database
 from tests.fakes import FakeClock
 from tests.integration.product_rig import ProductRig
-from tests.property.test_ledger_machine import CountingIds, LedgerMachine, due_rows
+from tests.property.test_ledger_machine import PostgresMachine
 
 
 @pytest.fixture
@@ -471,52 +468,17 @@ def test_the_command_exits_with_1_and_names_what_differs(told: Ledger, tmp_path:
     assert ": differs in available_nano_usd" in failed.stdout
 
 
+class AuditedMachine(PostgresMachine):
+    """Random histories, each of which must pass the audit with all that came before it."""
+
+    def rows_say_what_happened(self) -> None:
+        super().rows_say_what_happened()
+        assert verify(self.connection).differences == ()
+
+
 def test_the_audit_passes_after_any_history(database: Database) -> None:
-    histories = count(1)
-    machines: list[LedgerMachine] = []
-    """Kept alive, since a machine's address is part of the ids that it makes up."""
-
-    def connection() -> Connection:
-        return connect(database.application_url, name="test")
-
-    class AuditedMachine(LedgerMachine):
-        """Random histories with the product's read models; they share one database."""
-
-        def open_log(self) -> Writer:
-            machines.append(self)
-            self.store = EventStore(database.application_url, projections=INLINE)
-            self.reads = connection()
-            self.position = self.store.last_position()
-            ids = CountingIds(next(histories) * 1_000_000)
-            return Writer(self.store, clock=self.clock, ids=ids)
-
-        def new_events(self) -> list[Aggregate.Event]:
-            rows = self.reads.execute(
-                "SELECT originator_id, originator_version, topic, state, notification_id "
-                "FROM gridline_events WHERE notification_id > %s ORDER BY notification_id",
-                (self.position,),
-            ).fetchall()
-            self.position = rows[-1]["notification_id"] if rows else self.position
-            return [
-                decode(**{name: row[name] for name in row if name != "notification_id"})
-                for row in rows
-            ]
-
-        def load(self, cls: type[Any], id: str) -> Any:
-            return self.store.load(cls, id)
-
-        def due(self, what: str) -> list[str]:
-            return due_rows(self, self.reads, what)
-
-        def teardown(self) -> None:
-            super().teardown()
-            Follower(connection, decode, FOLLOWING).catch_up()
-            report = verify(self.reads)
-            self.reads.close()
-            assert report.differences == ()
-
     run_state_machine_as_test(
-        AuditedMachine,
+        type("OnOneDatabase", (AuditedMachine,), {"database": database}),
         settings=settings(
             max_examples=6,
             stateful_step_count=25,

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar
 
-import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -29,7 +28,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from psycopg.rows import dict_row
 
 from adapters.event_log import snapshots
 from adapters.event_log.event_store import EventStore, decode
@@ -117,6 +115,10 @@ TOKENS_BOUND = 900_000
 """What every training file here can bill at most."""
 
 
+HISTORIES = itertools.count(1)
+"""Its number is part of the ids of a history, since several may share one database."""
+
+
 class StepClock:
     """Moves when the machine says so."""
 
@@ -157,6 +159,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = StepClock()
+        self.history = next(HISTORIES)
         self.writer = self.open_log()
         self.auditor = Auditor()
         self.accounts: list[str] = []
@@ -598,7 +601,7 @@ class LedgerMachine(RuleBasedStateMachine):
         was_current = self._work(report.attempt.work_id).is_current(report.attempt)
         before = dict(self.auditor.versions)
         command = work.RecordReport(report, self.run(work.claimed_objects, report))
-        tracking = (f"cluster-{id(self)}/progress/0", next(self.offsets))
+        tracking = (f"cluster-{self.history}/progress/0", next(self.offsets))
         self.run(work.record_report, command, tracking=tracking)
         if not was_current:
             assert self.auditor.versions == before, "an older attempt changes nothing (16)"
@@ -682,7 +685,7 @@ class LedgerMachine(RuleBasedStateMachine):
         ]
 
     def _secret(self) -> key_commands.KeySecret:
-        sha256 = f"{next(self.commands):064x}{id(self):x}"
+        sha256 = f"{next(self.commands):064x}{self.history:x}"
         return key_commands.KeySecret(sha256=sha256, prefix="gl_test", name="a key")
 
     def _files_of(self, found: Any) -> list[str]:
@@ -691,7 +694,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return [found.settings.training.file_id]
 
     def _store_file(self, owner: tuple[str, str], purpose: str) -> str:
-        file_id = f"file-{next(self.commands):08x}{id(self):024x}"
+        file_id = f"file-{next(self.commands):08x}{self.history:024x}"
         facts = TrainingFacts(
             kind="chat",
             rows=40,
@@ -925,65 +928,64 @@ def test_any_history_leaves_the_invariants_true() -> None:
     assert seen >= CASES, "histories reach every case that decides a charge"
 
 
-def test_any_history_leaves_the_invariants_true_on_postgresql(database: Database) -> None:
-    ids = itertools.count(1)
+class PostgresMachine(LedgerMachine):
+    """Over one database for all histories: each reads only what it wrote itself."""
 
-    class PostgresMachine(LedgerMachine):
-        """One database for all histories: each reads only what it wrote itself."""
+    database: ClassVar[Database]
 
-        def open_log(self) -> Writer:
-            self.store = EventStore(database.application_url, projections=INLINE)
-            self.connection = psycopg.connect(
-                database.application_url, row_factory=dict_row, autocommit=True
+    def open_log(self) -> Writer:
+        self.store = EventStore(self.database.application_url, projections=INLINE)
+        self.connection = self.connect()
+        self.position = self.store.last_position()
+        ids = CountingIds(self.history * 1_000_000)
+        return Writer(self.store, clock=self.clock, ids=ids)
+
+    def connect(self) -> Connection:
+        return connect(self.database.application_url, name="test")
+
+    def new_events(self) -> list[Aggregate.Event]:
+        rows = self.connection.execute(
+            "SELECT * FROM gridline_events WHERE notification_id > %s ORDER BY notification_id",
+            (self.position,),
+        ).fetchall()
+        self.position = rows[-1]["notification_id"] if rows else self.position
+        return [_decoded(row) for row in rows]
+
+    def load(self, cls: type[Any], id: str) -> Any:
+        return self.store.load(cls, id)
+
+    def due(self, what: str) -> Iterable[str]:
+        return due_rows(self, self.connection, what)
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.rows_say_what_happened()
+        self.connection.close()
+
+    def rows_say_what_happened(self) -> None:
+        """Nothing is left to do, and statements have every line; cut in two, the second opens with
+        what the first closed with."""
+        assert work_rows.assigned(self.connection) == ()
+        assert work_rows.waiting(self.connection, each=9) == ()
+        Follower(self.connect, decode, FOLLOWING).catch_up()
+        for account_id in self.accounts:
+            wanted = self.auditor.statements[account_id]
+            whole = statements.read(self.connection, account_id=account_id, limit=10_000)
+            assert [_stated(line) for line in whole.lines] == wanted
+            half = statements.read(
+                self.connection, account_id=account_id, limit=max(1, len(wanted) // 2)
             )
-            self.position = self.store.last_position()
-            return Writer(self.store, clock=self.clock, ids=CountingIds(next(ids) * 1_000_000))
+            rest = statements.read(
+                self.connection, account_id=account_id, limit=10_000, after=half.through
+            )
+            assert half.lines + rest.lines == whole.lines
+            assert rest.opening_available_nano_usd == half.closing_available_nano_usd
+            assert rest.opening_held_nano_usd == half.closing_held_nano_usd
 
-        def new_events(self) -> list[Aggregate.Event]:
-            rows = self.connection.execute(
-                "SELECT * FROM gridline_events WHERE notification_id > %s ORDER BY 1, 2",
-                (self.position,),
-            ).fetchall()
-            rows.sort(key=lambda row: row["notification_id"])
-            if rows:
-                self.position = rows[-1]["notification_id"]
-            return [_decoded(row) for row in rows]
 
-        def load(self, cls: type[Any], id: str) -> Any:
-            return self.store.load(cls, id)
-
-        def due(self, what: str) -> Iterable[str]:
-            return due_rows(self, self.connection, what)
-
-        def teardown(self) -> None:
-            super().teardown()
-            assert work_rows.assigned(self.connection) == ()
-            assert work_rows.waiting(self.connection, each=9) == ()
-            self.statements_say_what_happened()
-            self.connection.close()
-
-        def statements_say_what_happened(self) -> None:
-            """Line by line, and cut in two: the second opens with what the first closed with."""
-            Follower(self._connect, decode, FOLLOWING).catch_up()
-            for account_id in self.accounts:
-                wanted = self.auditor.statements[account_id]
-                whole = statements.read(self.connection, account_id=account_id, limit=10_000)
-                assert [_stated(line) for line in whole.lines] == wanted
-                half = statements.read(
-                    self.connection, account_id=account_id, limit=max(1, len(wanted) // 2)
-                )
-                rest = statements.read(
-                    self.connection, account_id=account_id, limit=10_000, after=half.through
-                )
-                assert half.lines + rest.lines == whole.lines
-                assert rest.opening_available_nano_usd == half.closing_available_nano_usd
-                assert rest.opening_held_nano_usd == half.closing_held_nano_usd
-
-        def _connect(self) -> Connection:
-            return connect(database.application_url, name="test")
-
+def test_any_history_leaves_the_invariants_true_on_postgresql(database: Database) -> None:
     run_state_machine_as_test(
-        PostgresMachine,
+        type("OnOneDatabase", (PostgresMachine,), {"database": database}),
         settings=settings(
             max_examples=8,
             stateful_step_count=30,
