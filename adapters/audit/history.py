@@ -23,6 +23,7 @@ PATHS = "13 a stream takes a path of its state machine"
 LIMITS = "12 open work is within the limits"
 KEY_LIMITS = "11 no create passes its key's limit"
 LINKS = "streams agree on what they share"
+USAGE = "6 no line uses more tokens than its quote counts"
 OVERDUE = "7 no hold outlives its end"
 
 OVERDUE_MARGIN = timedelta(hours=1)
@@ -100,6 +101,8 @@ class _Work:
     base_revision: str | None = None
     maximum: int | None = None
     models: frozenset[str] = frozenset()
+    left: dict[str, list[int]] = field(default_factory=dict)
+    """By model: input and output tokens that its lines may still use."""
     ended: bool = False
 
 
@@ -218,12 +221,21 @@ class History:
         work.base, work.base_revision = plan.quote.base, plan.base_revision
         work.maximum = plan.quote.maximum_nano_usd
         work.models = frozenset({plan.quote.base, *(adapter.name for adapter in plan.adapters)})
+        work.left = {
+            each.model: [each.input_tokens, each.output_tokens] for each in plan.quote.worst_case
+        }
 
     def _chunk_finished(self, event: Any) -> None:
         work = self._works.get(event.originator_id)
-        strangers = {used.model for used in event.result.usage} - (work.models if work else set())
-        if strangers:
-            self._find(LINKS, event.originator_id, f"chunk {event.chunk} used other models")
+        for used in event.result.usage:
+            if work is None or used.model not in work.models:
+                self._find(LINKS, event.originator_id, f"chunk {event.chunk} used other models")
+                continue
+            left = work.left.setdefault(used.model, [0, 0])
+            left[0] -= used.input_tokens
+            left[1] -= used.output_tokens
+            if min(left) < 0:
+                self._find(USAGE, event.originator_id, f"chunk {event.chunk} used too many tokens")
 
     def _job_created(self, event: Any) -> None:
         settings = event.settings

@@ -307,6 +307,12 @@ def test_an_edited_event_is_named(
         ("gridline.file.pinned", '"work_id":"', '"work_id":"x', "every stream folds"),
         ("gridline.account.batch_slot_taken", '"batch_id":"', '"batch_id":"x', "streams agree"),
         ("gridline.batch.chunk_finished", '"model":"', '"model":"x', "streams agree"),
+        (
+            "gridline.batch.chunk_finished",
+            '"input_tokens":1',
+            '"input_tokens":10',
+            "6 no line uses",
+        ),
     ],
 )
 def test_streams_that_contradict_each_other_are_named_after_a_rebuild_too(
