@@ -310,7 +310,7 @@ def test_an_edited_event_is_named(
         (
             "gridline.batch.chunk_finished",
             '"input_tokens":1',
-            '"input_tokens":10',
+            '"input_tokens":1000000000000',
             "6 no line uses",
         ),
     ],
