@@ -765,7 +765,7 @@ def digest_of(file_id: str) -> str:
 def _ends_of_training() -> st.SearchStrategy[Any]:
     """Below the minimum, at a fraction, past the quote; or a failure on either side."""
     return st.one_of(
-        st.sampled_from([7, 1_000_001, 9_000_001]).map(
+        st.sampled_from([7, 1_000_001, 1_799_999, 9_000_001]).map(
             lambda tokens: _TRAINED.model_copy(update={"trained_tokens": tokens})
         ),
         st.integers(TOKENS_BOUND // 2, TOKENS_BOUND).map(

@@ -45,6 +45,9 @@ OWN_OBJECTS = {
 attempt's prefix."""
 _IMPOSSIBLE = "What was reported cannot be of this training. Nothing is charged; create it again."
 _OTHER_FILES = "The stored adapter is not what was reported. Nothing is charged; create it again."
+TOKENS_OVER_BOUND = 2
+"""The quote's bound is one by construction; this is how far off it may be before nothing of a
+report is believed."""
 RUN_MARGIN = timedelta(minutes=10)
 """A runner enforces a training's time limit itself; the log's deadline is later by this."""
 
@@ -82,7 +85,7 @@ def record(
     deadline = uow.now + timedelta(seconds=job.settings.time_limit_seconds) + RUN_MARGIN
     # Whatever comes first shows that the runner has begun: `started` may be lost.
     job.begin(attempt, deadline=deadline, envelope=uow.envelope)
-    bound = job.settings.quote.training_tokens_upper_bound
+    bound = _most_tokens(job)
     match report.body:
         case TrainProgress() as progress:
             if progress.step > progress.steps or progress.trained_tokens > bound:
@@ -141,10 +144,16 @@ def _is_possible(job: FineTuningJob, attempt: Attempt, report: TrainFinished) ->
         all(ref.key == prefix + name for name, ref in objects.items())
         and all(ref.bytes <= ADAPTER_BYTES_MAX for ref in objects.values())
         and len(str((report.base_revision, report.versions))) <= NOTES_CHARACTERS_MAX
-        and report.loss_tokens <= report.trained_tokens <= quote.training_tokens_upper_bound
+        and report.loss_tokens <= report.trained_tokens <= _most_tokens(job)
         and report.eval_rows <= quote.eval_rows
         and all(each is None or math.isfinite(each) for each in measured)
     )
+
+
+def _most_tokens(job: FineTuningJob) -> int:
+    """More cannot be of this training. A count a little past the quote's bound is charged at the
+    quote's maximum, and is no reason to lose a trained model."""
+    return TOKENS_OVER_BOUND * job.settings.quote.training_tokens_upper_bound
 
 
 def _finite(measured: float | None) -> float | None:

@@ -230,8 +230,15 @@ def test_a_small_job_costs_the_minimum_and_a_large_one_no_more_than_its_quote(
     assert receipt is not None
     assert (receipt.charge_nano_usd, receipt.returned_nano_usd) == (quote.maximum_nano_usd, 0)
 
+    larger = running(story, **THREE_EPOCHS)
+    story.report(larger, train_finished(larger.work_id, trained_tokens=most + 1))
+    receipt = job(story, larger.work_id).receipt
+    assert receipt is not None
+    assert receipt.charge_nano_usd == quote.maximum_nano_usd
+    assert receipt.decided_by == "maximum"
+
     beyond = running(story, **THREE_EPOCHS)
-    story.report(beyond, train_finished(beyond.work_id, trained_tokens=most + 1))
+    story.report(beyond, train_finished(beyond.work_id, trained_tokens=2 * most + 1))
     assert job(story, beyond.work_id).status == "failed"
     assert job(story, beyond.work_id).receipt is None
 
